@@ -1,0 +1,151 @@
+"""Every error message about shapes, dtypes and ranges: what came, what was wanted, what to do."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+SOLVERS = ("auto", "primal", "dual", "qr", "pinv", "float64")
+COVARIANCES = ("ridge", "convex")
+
+
+def shape(x: Tensor) -> str:
+    return "x".join(map(str, x.shape)) or "scalar"
+
+
+def points(query: Tensor, key: Tensor, value: Tensor) -> None:
+    """query (..., M, d), key (..., N, d), value (..., N, k): floating point, one device, shapes that fit."""
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}; use torch.as_tensor({name})")
+        if not x.dtype.is_floating_point:
+            raise TypeError(
+                f"{name} must have a floating-point dtype, got {x.dtype}; use {name}.float()"
+                + (" or split real and imaginary parts" if x.dtype.is_complex else "")
+            )
+        if x.dim() < 2:
+            raise ValueError(f"{name} must have at least 2 dimensions (..., points, features), got shape {tuple(x.shape)}")
+        if x.device != query.device:
+            raise ValueError(f"{name} is on {x.device} but query is on {query.device}; move them with .to(device)")
+    if query.shape[-1] != key.shape[-1]:
+        raise ValueError(
+            f"query and key must have the same number of features d, got query {shape(query)} and key {shape(key)}"
+        )
+    if key.shape[-1] == 0:
+        raise ValueError(f"key must have at least one feature, got shape {tuple(key.shape)}")
+    if key.shape[-2] != value.shape[-2]:
+        raise ValueError(
+            f"key and value must have the same number of points N, got key {shape(key)} and value {shape(value)}"
+        )
+
+
+def leading(**shapes: tuple[int, ...]) -> tuple[int, ...]:
+    """The broadcast of leading dimensions."""
+    try:
+        return tuple(torch.broadcast_shapes(*shapes.values()))
+    except RuntimeError:
+        listing = ", ".join(f"{name} {tuple(s)}" for name, s in shapes.items())
+        raise ValueError(
+            f"leading (batch and head) dimensions must broadcast, got {listing}; for fewer key than query heads pass "
+            "enable_gqa=True"
+        ) from None
+
+
+def grouped_heads(query: Tensor, key: Tensor, value: Tensor) -> int:
+    """How many query heads share a key head."""
+    if min(query.dim(), key.dim(), value.dim()) < 3:
+        raise ValueError(
+            f"enable_gqa needs a head dimension (..., heads, points, features), got query {shape(query)}, key {shape(key)} "
+            f"and value {shape(value)}"
+        )
+    heads, shared = query.shape[-3], key.shape[-3]
+    if value.shape[-3] != shared:
+        raise ValueError(f"key has {shared} heads and value {value.shape[-3]}; with enable_gqa they must agree")
+    if shared == 0 or heads % shared:
+        raise ValueError(f"query heads must be a multiple of key heads, got {heads} and {shared}")
+    return heads // shared
+
+
+def choice(name: str, got: object, allowed: tuple[str, ...]) -> None:
+    if got not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {got!r}")
+
+
+def covariance(got: object) -> None:
+    choice("covariance", got, COVARIANCES)
+
+
+def solver(got: object, device: torch.device) -> None:
+    choice("solver", got, SOLVERS)
+    if got == "float64" and device.type == "mps":
+        raise ValueError("solver='float64' needs a device with float64, mps has none; use solver='qr' or .cpu()")
+
+
+def probability(p: float) -> None:
+    if not 0 <= p < 1:
+        raise ValueError(f"dropout_p must be in [0, 1), got {p}; it is the share of points left out")
+
+
+def alpha_number(alpha: float, upper: float = math.inf) -> None:
+    """alpha given as a number."""
+    if not 0 <= alpha <= upper or math.isinf(alpha):
+        raise ValueError(alpha_message(alpha, upper))
+
+
+def alpha_message(alpha: object, upper: float = math.inf) -> str:
+    if upper == 1:
+        return f"alpha must be in [0, 1] for covariance='convex', got {alpha}; use torch.sigmoid for a learnable one"
+    return f"alpha must be finite and >= 0, got {alpha}; use alpha=0 for the minimum-norm fit"
+
+
+def alpha_tensor(alpha: Tensor, device: torch.device, lead: tuple[int, ...]) -> None:
+    if not alpha.dtype.is_floating_point:
+        raise TypeError(f"alpha must have a floating-point dtype, got {alpha.dtype}; use alpha.float()")
+    if alpha.dim() and alpha.device != device:
+        raise ValueError(f"alpha is on {alpha.device} but query is on {device}; move it with .to(device)")
+    if not _broadcasts(alpha.shape, lead):
+        raise ValueError(
+            f"alpha must broadcast to the leading dimensions {lead} (one per head: shape (heads,)), got {tuple(alpha.shape)}"
+        )
+
+
+def weight(weight: object, device: torch.device, n: int) -> None:
+    if not isinstance(weight, Tensor):
+        raise TypeError(f"weight must be a torch.Tensor (..., N), got {type(weight).__name__}; use torch.as_tensor")
+    if not weight.dtype.is_floating_point:
+        raise TypeError(f"weight must have a floating-point dtype, got {weight.dtype}; use weight.float(), or attn_mask for bool")
+    if weight.device != device:
+        raise ValueError(f"weight is on {weight.device} but query is on {device}; move it with .to(device)")
+    if weight.dim() < 1 or weight.shape[-1] != n:
+        raise ValueError(f"weight must have shape (..., N) with N = {n} points, got {tuple(weight.shape)}")
+
+
+def mask(mask: object, device: torch.device, m: int, n: int, lead: tuple[int, ...]) -> None:
+    if not isinstance(mask, Tensor):
+        raise TypeError(f"attn_mask must be a torch.Tensor, got {type(mask).__name__}; use torch.as_tensor")
+    if mask.dtype != torch.bool and not mask.dtype.is_floating_point:
+        raise TypeError(
+            f"attn_mask must be bool (True = take part) or floating point (log-weights), got {mask.dtype}; use mask.bool()"
+        )
+    if mask.device != device:
+        raise ValueError(f"attn_mask is on {mask.device} but query is on {device}; move it with .to(device)")
+    if not _broadcasts(mask.shape, (*lead, m, n)):
+        raise ValueError(f"attn_mask must broadcast to {(*lead, m, n)} = (..., M, N), got {tuple(mask.shape)}")
+
+
+def require_values(weight: Tensor | None, alpha: Tensor, gain: Tensor | None) -> None:
+    """Name the bad value when a check on values failed; returns when none did."""
+    if gain is not None and not bool(((gain >= 0) & (alpha >= 0)).all()):
+        bad = alpha[~((gain >= 0) & (alpha >= 0))][0].item()
+        raise ValueError(alpha_message(bad, upper=1))
+    if not bool((alpha >= 0).all()):
+        raise ValueError(alpha_message(alpha[~(alpha >= 0)][0].item()))
+    if weight is not None and not bool((weight >= 0).all()):
+        bad = weight[~(weight >= 0)][0].item()
+        raise ValueError(f"weight must be >= 0, got {bad}; a weight (or exp of a float mask) of 0 leaves a point out")
+
+
+def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
+    return len(shape) <= len(to) and all(a in (1, b) for a, b in zip(reversed(shape), reversed(to), strict=False))

@@ -1,0 +1,175 @@
+"""The compiled door: the same implementations as custom operators, for torch.compile and torch.export.
+
+Eager code never comes here: torch.func.grad does not work through custom operators and forward-mode AD would lose tangents.
+Double backward through torch.compile is a limit of torch.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import torch
+from torch import Tensor
+from torch.library import custom_op
+
+from intention.solve import ridge, transform
+from intention.solve.doors import gather_batch, scatter_batch
+from intention.solve.problem import Plan, Problem
+from intention.solve.pullback import Needs
+from intention.solve.transform import Points
+
+Opt = Optional[Tensor]  # noqa: UP045 - custom_op reads the annotations itself
+
+
+def _fake_report(like: Tensor, batch: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return like.new_empty(batch, dtype=torch.int8), like.new_empty(batch), like.new_empty(batch)
+
+
+def _factor_dtype(like: Tensor, solver: str) -> torch.dtype:
+    return torch.float64 if solver == "float64" else like.dtype
+
+
+def _ridge(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    weight: Opt,
+    alpha: Tensor,
+    gain: Opt,
+    dual: bool,
+    intercept: bool,
+    scale: float,
+    solver: str,
+    trusted: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    return ridge._forward(query, key, value, weight, alpha, gain, dual, intercept, scale, solver, trusted)
+
+
+def _ridge_fake(query: Any, key: Any, value: Any, weight: Any, alpha: Any, gain: Any, dual: Any, *rest: Any) -> Any:
+    batch, m, d = query.shape
+    n, k = key.shape[1], value.shape[2]
+    size = n if dual else d
+    factor_dtype = _factor_dtype(query, rest[2])
+    return (
+        query.new_empty(batch, m, k),
+        query.new_empty(batch, size, k, dtype=factor_dtype),
+        query.new_empty(batch, size, size, dtype=factor_dtype),
+        *_fake_report(query, batch),
+    )
+
+
+def _ridge_backward(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    weight: Opt,
+    alpha: Tensor,
+    gain: Opt,
+    coef: Tensor,
+    matrix: Tensor,
+    route: Tensor,
+    dual: bool,
+    intercept: bool,
+    scale: float,
+    solver: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    problem = Problem(query, key, value, weight, alpha, gain)
+    plan = Plan(dual, intercept, scale)
+    grads = ridge._backward(grad, problem, coef, matrix, route, plan, solver, Needs(weight=weight is not None))
+    return tuple(grad.new_empty(0) if g is None else g.contiguous() for g in grads)  # type: ignore[return-value]
+
+
+def _ridge_backward_fake(grad: Any, query: Any, key: Any, value: Any, weight: Any, alpha: Any, gain: Any, *_: Any) -> Any:
+    return tuple(
+        grad.new_empty(0) if x is None else grad.new_empty(x.shape) for x in (query, key, value, weight, alpha, gain)
+    )
+
+
+def _ridge_setup(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.static = inputs[6:10]
+    ctx.save_for_backward(*inputs[:6], *output[1:4])
+
+
+def _ridge_grad(ctx: Any, grad: Any, *_: Any) -> Any:
+    *tensors, coef, matrix, route = ctx.saved_tensors
+    grads = torch.ops.intention.ridge_backward(grad, *tensors, coef, matrix, route, *ctx.static)
+    return *(None if x is None else g for x, g in zip(tensors, grads, strict=True)), *(None,) * 5
+
+
+def _transform(
+    rows: Tensor,
+    key: Tensor,
+    weight: Opt,
+    alpha: Tensor,
+    gain: Opt,
+    solver: str,
+    inverse: bool,
+    trusted: bool,
+    matrix: Opt,
+    route: Opt,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    return transform._forward(rows, key, weight, alpha, gain, solver, inverse, trusted, matrix, route)
+
+
+def _transform_fake(rows: Any, key: Any, weight: Any, alpha: Any, gain: Any, solver: Any, *_: Any) -> Any:
+    batch, n = rows.shape[0], rows.shape[2]
+    matrix = rows.new_empty(batch, n, n, dtype=_factor_dtype(rows, solver))
+    report = _fake_report(matrix, batch)
+    return rows.new_empty(rows.shape), matrix, *report
+
+
+def _transform_backward(
+    grad: Tensor,
+    rows: Tensor,
+    key: Tensor,
+    weight: Opt,
+    alpha: Tensor,
+    gain: Opt,
+    out: Tensor,
+    matrix: Tensor,
+    route: Tensor,
+    solver: str,
+    inverse: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    points = Points(rows, key, weight, alpha, gain)
+    grads = transform._pull(grad, points, out, matrix, route, solver, inverse)
+    return tuple(grad.new_empty(0) if g is None else g.contiguous() for g in grads)  # type: ignore[return-value]
+
+
+def _transform_backward_fake(grad: Any, rows: Any, key: Any, weight: Any, alpha: Any, gain: Any, *_: Any) -> Any:
+    return tuple(grad.new_empty(0) if x is None else grad.new_empty(x.shape) for x in (rows, key, weight, alpha, gain))
+
+
+def _transform_setup(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.static = inputs[5:7]
+    ctx.save_for_backward(*inputs[:5], *output[:3])
+
+
+def _transform_grad(ctx: Any, grad: Any, *_: Any) -> Any:
+    *tensors, out, matrix, route = ctx.saved_tensors
+    grads = torch.ops.intention.transform_backward(grad, *tensors, out, matrix, route, *ctx.static)
+    return *(None if x is None else g for x, g in zip(tensors, grads, strict=True)), *(None,) * 5
+
+
+def _batched(op: Any) -> Any:
+    def rule(info: Any, in_dims: Any, *args: Any) -> Any:
+        out = op(*(gather_batch(a, d, info.batch_size) for a, d in zip(args, in_dims, strict=True)))
+        return tuple(scatter_batch(x, info.batch_size) for x in out), (0,) * len(out)
+
+    return rule
+
+
+def _register(name: str, implementation: Any, fake: Any) -> Any:
+    op = custom_op(f"intention::{name}", implementation, mutates_args=())
+    op.register_fake(fake)
+    op.register_vmap(_batched(op))
+    return op
+
+
+ridge_op = _register("ridge", _ridge, _ridge_fake)
+ridge_op.register_autograd(_ridge_grad, setup_context=_ridge_setup)
+ridge_backward_op = _register("ridge_backward", _ridge_backward, _ridge_backward_fake)
+transform_op = _register("transform", _transform, _transform_fake)
+transform_op.register_autograd(_transform_grad, setup_context=_transform_setup)
+transform_backward_op = _register("transform_backward", _transform_backward, _transform_backward_fake)

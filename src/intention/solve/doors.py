@@ -1,0 +1,75 @@
+"""What the two doors (autograd.Function in eager mode, custom operator under torch.compile) share."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from intention.solve.ladder import REFINED
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def no_autocast(function: F) -> F:
+    """Run with autocast off: a Gram accumulated in half precision is wrong by a factor."""
+
+    @functools.wraps(function)
+    def wrapped(*args: Any) -> Any:
+        device = next(a for a in _flat(args) if isinstance(a, Tensor)).device.type
+        if torch.is_autocast_enabled(device):
+            with torch.autocast(device, enabled=False):
+                return function(*args)
+        return function(*args)
+
+    return wrapped  # type: ignore[return-value]
+
+
+def gradient_free(*tensors: Tensor | None) -> bool:
+    """No derivative can be asked of this call, so the 10-30 us of an autograd.Function can be saved."""
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
+        return False
+    transforms = getattr(torch._C, "_are_functorch_transforms_active", None)
+    if transforms is None or transforms():
+        return False
+    return getattr(forward_ad, "_current_level", 0) < 0
+
+
+def is_hard(route: Tensor) -> bool:
+    """Whether an element needed more than the plain factor; taken as true where vmap hides the answer."""
+    try:
+        return bool((route >= REFINED).any())
+    except RuntimeError:
+        return True
+
+
+def gather_batch(x: Any, dim: int | None, size: int) -> Any:
+    """Fold vmap's dimension into the flat batch: (B, ...) with the new one at `dim` -> (size * B, ...)."""
+    if not isinstance(x, Tensor):
+        return x
+    x = x.unsqueeze(0).expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
+    return x.reshape(-1, *x.shape[2:])
+
+
+def scatter_batch(x: Tensor, size: int) -> Tensor:
+    """The inverse of gather_batch, with vmap's dimension first."""
+    return x.reshape(size, -1, *x.shape[1:])
+
+
+def sum_neighbours(x: Tensor | None, times: int) -> Tensor | None:
+    """The gradient of `repeat_interleave(times, 0)`."""
+    if x is None or times <= 1:
+        return x
+    return x.reshape(-1, times, *x.shape[1:]).sum(1)
+
+
+def _flat(args: Any) -> Any:
+    for a in args:
+        if isinstance(a, tuple) and not isinstance(a, Tensor):
+            yield from _flat(a)
+        else:
+            yield a

@@ -1,0 +1,157 @@
+"""The accuracy ladder: try the fast factor, measure it, and climb only with the elements that need it.
+
+    primal / dual    Cholesky in the working precision, accepted while r is small
+    refined          the same factor and one refinement step
+    float64          Cholesky in float64 and one refinement step
+    pinv             SVD in float64; the minimum-norm solution where Sigma is singular
+    qr               in place of the last two on a device without float64
+
+What cannot be reached is said: `AccuracyWarning`. Keys that are not finite give NaN, never a plausible number.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from intention import checks
+from intention.solve.factor import EASY, HARD, SMALL_CORRECTION
+from intention.solve.problem import Fit, Plan, Problem, fit, predict, refine
+
+ROUTES = ("primal", "dual", "refined", "float64", "pinv", "qr")
+PRIMAL, DUAL, REFINED, FLOAT64, PINV, QR = range(len(ROUTES))
+TOLERATED = 1e-3  # an estimated relative error above this is worth a warning
+
+
+class AccuracyWarning(UserWarning):
+    """An answer whose estimated relative error exceeds 1e-3."""
+
+
+class Report(NamedTuple):
+    """Per element: the route that produced the answer, a lower bound of cond(Sigma), the estimated relative error."""
+
+    route: Tensor  # (B,) int8, an index into ROUTES
+    condition: Tensor  # (B,) float
+    error: Tensor  # (B,) float
+
+
+def base_report(dual: bool, ratio: Tensor, dtype: torch.dtype) -> Report:
+    route = ratio.new_full(ratio.shape, DUAL if dual else PRIMAL, dtype=torch.int8)
+    return Report(route, ratio, ratio * torch.finfo(dtype).eps)
+
+
+def has_float64(device: torch.device) -> bool:
+    return device.type != "mps"
+
+
+def values_ok(ok: Tensor, weight: Tensor | None, alpha: Tensor, gain: Tensor | None) -> Tensor:
+    """Fold the checks that depend on values into the flag `ok`, without reading the host."""
+    ok = ok & (alpha >= 0)
+    if gain is not None:
+        ok = ok & (gain >= 0)
+    if weight is not None:
+        ok = ok & (weight >= 0).all(-1)
+    return ok
+
+
+def warn_inaccurate(report: Report) -> None:
+    """Say so when an estimate is above what is tolerated; NaN (from NaN in the data) is visible by itself."""
+    worst = report.error.nan_to_num(nan=0.0).amax().item()
+    if worst > TOLERATED:
+        count = int((report.error > TOLERATED).sum())
+        warnings.warn(
+            f"Intention: estimated relative error {worst:.1e} in {count} of {report.error.numel()} problems (condition up to "
+            f"{report.condition.nan_to_num(nan=0.0).amax().item():.1e}); use a larger alpha, float64 inputs, or "
+            "solver='pinv' to drop directions below rounding",
+            AccuracyWarning,
+            stacklevel=2,
+        )
+
+
+def climb(problem: Problem, plan: Plan, fitted: Fit, out: Tensor, ok: Tensor) -> tuple[Tensor, Tensor, Report]:
+    """Redo the elements that are not `ok`; `out` and the coefficients are updated in place (they are ours)."""
+    checks.require_values(problem.weight, problem.alpha, problem.gain)
+    dtype, coef = out.dtype, fitted.coef
+    report = base_report(plan.dual, fitted.factor.ratio.clone(), dtype)
+    todo = (~ok).nonzero()[:, 0]
+
+    middle = todo[fitted.factor.ratio[todo] < HARD[dtype]]
+    if middle.numel():
+        again = Fit(
+            fitted.problem.take(middle, dtype),
+            None if fitted.mean_value is None else fitted.mean_value[middle],
+            *(x[middle] for x in (fitted.x, fitted.target, coef)),
+            fitted.factor._replace(matrix=fitted.factor.matrix[middle]),
+        )
+        again, size = refine(again, plan)
+        good = size < SMALL_CORRECTION[dtype]
+        where = middle[good]
+        out[where], coef[where] = predict(again, plan)[good], again.coef[good]
+        report.route[where], report.error[where] = REFINED, size[good]
+        todo = todo[~torch.isin(todo, where)]
+
+    todo = _set_non_finite(problem, out, report, todo)
+    if has_float64(out.device):
+        if dtype != torch.float64:
+            todo = _redo(problem, plan, out, report, todo, "cholesky", FLOAT64)
+        _redo(problem, plan, out, report, todo, "pinv", PINV)
+    else:
+        _redo(problem, plan, out, report, todo, "qr", QR)
+    warn_inaccurate(report)
+    return out, coef, report
+
+
+def redo_problem(problem: Problem, index: Tensor | None, route: int) -> Problem:
+    """The elements `index` in the precision of `route`: forward and backward must agree on it."""
+    working = problem.query.dtype if route == QR else torch.float64
+    return problem.take(index, working)
+
+
+def redo_rtol(problem: Problem) -> float:
+    """Singular values below this share of the largest are rounding in float64."""
+    return max(problem.key.shape[1:]) * torch.finfo(torch.float64).eps
+
+
+def _redo(
+    problem: Problem, plan: Plan, out: Tensor, report: Report, todo: Tensor, method: str, route: int
+) -> Tensor:
+    """Redo the elements `todo` by another route; returns those that need still more."""
+    if not todo.numel():
+        return todo
+    whole = todo.numel() == out.shape[0]
+    sub = redo_problem(problem, None if whole else todo, route)
+    spectrum: list[Tensor] = []
+    fitted, size = refine(fit(sub, plan, method, redo_rtol(problem), spectrum), plan)
+    ratio = fitted.factor.ratio
+    good = torch.ones_like(ratio, dtype=torch.bool)
+    if route == FLOAT64:
+        good = torch.isfinite(ratio) & ((size < SMALL_CORRECTION[torch.float32]) | size.isnan())
+    if spectrum:
+        spread = spectrum[0]
+    else:
+        spread = ratio.rsqrt()
+    # alpha = 0 and keys that are dependent up to their own rounding: the rounding would decide the answer
+    eps = torch.finfo(out.dtype).eps
+    noise = torch.where((sub.alpha == 0) & (spread < 4 * eps) & (spread > 0), eps / spread, 0.0)
+    where = todo[good]
+    out[where] = predict(fitted, plan)[good].to(out.dtype)
+    report.route[where] = route
+    report.condition[where] = ratio[good].to(out.dtype)
+    report.error[where] = (torch.maximum(size, noise) + eps)[good].to(out.dtype)
+    return todo[~good]
+
+
+def _set_non_finite(problem: Problem, out: Tensor, report: Report, todo: Tensor) -> Tensor:
+    """Elements whose keys, weights or alpha are not finite become NaN and leave the ladder."""
+    if not todo.numel():
+        return todo
+    finite = torch.isfinite(problem.key[todo]).flatten(1).all(-1) & torch.isfinite(problem.alpha[todo])
+    if problem.weight is not None:
+        finite &= torch.isfinite(problem.weight[todo]).all(-1)
+    lost = todo[~finite]
+    out[lost] = torch.nan
+    report.condition[lost] = report.error[lost] = torch.nan
+    return todo[finite]

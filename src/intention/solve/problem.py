@@ -1,0 +1,153 @@
+"""A batch of least-squares problems, and the two ways to write its solution.
+
+    W   = (c K'WK + alpha I)^-1 K'WV          primal: the d x d Gram, coefficients are W itself          (d x k)
+    W   = K~' P,  P = (c K~K~' + alpha I)^-1 V~   dual: the N x N Gram, coefficients are P                 (N x k)
+
+with K~ = sqrt(w) K and V~ = sqrt(w) V. c is 1 for the ridge covariance and 1 - lambda for the convex one.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from intention.solve.factor import Factor, cholesky, mm, orthogonal, pseudo, solve, wants_inverse
+
+
+class Plan(NamedTuple):
+    """What is fixed by shapes and options, so that forward and backward agree on it."""
+
+    dual: bool
+    intercept: bool
+    scale: float
+
+
+class Problem(NamedTuple):
+    """One flat batch. `key` and `value` may have fewer elements than the rest: each then serves B / B' neighbours."""
+
+    query: Tensor  # (B, M, d)
+    key: Tensor  # (B', N, d)
+    value: Tensor  # (B', N, k)
+    weight: Tensor | None  # (B, N)
+    alpha: Tensor  # (B,)
+    gain: Tensor | None  # (B,)
+
+    def expanded(self) -> Problem:
+        """Repeat shared keys and values so that every element has its own."""
+        times = self.query.shape[0] // max(self.key.shape[0], 1)
+        if times <= 1:
+            return self
+        return self._replace(
+            key=self.key.repeat_interleave(times, 0),
+            value=self.value.repeat_interleave(times, 0),
+        )
+
+    def take(self, index: Tensor | None, dtype: torch.dtype) -> Problem:
+        """The elements `index` (None: all of them) in another precision."""
+        return Problem(*(pick(x, index, dtype) for x in self))
+
+    def centred(self) -> tuple[Problem, Tensor, Tensor, Tensor]:
+        """Subtract the weighted means: (centred problem, mean of values, each point's share, total weight).
+
+        Centred twice: after the first pass the numbers are small and the second removes the rounding of the first mean.
+        """
+        query, key, value = self.query, self.key, self.value
+        n = key.shape[1]
+        if self.weight is None:
+            share = key.new_full((key.shape[0], n), 1 / n)
+            total = key.new_full((key.shape[0],), n)
+        else:
+            total = self.weight.sum(-1)
+            total = torch.where(total > 0, total, 1.0)
+            share = self.weight / total[:, None]
+        mean_value = value.new_zeros(())
+        for _ in range(2):
+            mean_key = torch.bmm(share[:, None], key)  # (B, 1, d)
+            shift = torch.bmm(share[:, None], value)  # (B, 1, k)
+            query, key, value = query - mean_key, key - mean_key, value - shift
+            mean_value = mean_value + shift
+        return self._replace(query=query, key=key, value=value), mean_value, share, total
+
+    def weighted(self) -> tuple[Tensor, Tensor]:
+        """K~ and V~. Never differentiate this: sqrt has no derivative at a weight of 0."""
+        if self.weight is None:
+            return self.key, self.value
+        root = self.weight.sqrt()[..., None]
+        return self.key * root, self.value * root
+
+
+class Fit(NamedTuple):
+    """A solved problem: coefficients and the factor they came from; `x` is what the Gram was made of."""
+
+    problem: Problem  # centred where the plan asks for an intercept
+    mean_value: Tensor | None
+    x: Tensor  # K~ (primal) or K~' (dual)
+    target: Tensor  # V~
+    coef: Tensor  # W (primal) or P (dual)
+    factor: Factor
+
+
+def pick(x: Tensor | None, index: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    if x is None:
+        return None
+    return (x if index is None else x[index]).to(dtype)
+
+
+def fit(problem: Problem, plan: Plan, method: str, rtol: float = 0.0, spectrum: list[Tensor] | None = None) -> Fit:
+    """Solve by "cholesky", "qr" or "pinv". `spectrum` collects the smallest relative singular value kept by "pinv"."""
+    mean_value = None
+    if plan.intercept:
+        problem, mean_value, _, _ = problem.centred()
+    key, target = problem.weighted()
+    x = key.mT if plan.dual else key
+    rhs = target if plan.dual else mm(x.mT, target)
+    inverse = wants_inverse(x.shape[-1], rhs.shape[-1])
+    if method == "cholesky":
+        factor = cholesky(x, problem.alpha, problem.gain, inverse)
+    elif method == "qr":
+        factor = orthogonal(x, problem.alpha, problem.gain, inverse=False)
+    else:
+        factor, spread = pseudo(x, problem.alpha, problem.gain, rtol)
+        if spectrum is not None:
+            spectrum.append(spread)
+    return Fit(problem, mean_value, x, target, solve(factor, rhs), factor)
+
+
+def project(fitted: Fit, plan: Plan, coef: Tensor) -> Tensor:
+    """Q W for coefficients `coef`, without intercept and scale. In the primal no M x N matrix is ever made."""
+    query, x = fitted.problem.query, fitted.x
+    if not plan.dual:
+        return mm(query, coef)
+    m, (d, n), k = query.shape[1], x.shape[1:], coef.shape[-1]
+    if (n + m) * d * k <= m * n * (d + k):
+        return mm(query, mm(x, coef))
+    return mm(torch.bmm(query, x), coef)
+
+
+def predict(fitted: Fit, plan: Plan) -> Tensor:
+    out = project(fitted, plan, fitted.coef)
+    if plan.scale != 1:
+        out = out * plan.scale
+    if fitted.mean_value is not None:
+        out = out + fitted.mean_value
+    return out
+
+
+def refine(fitted: Fit, plan: Plan) -> tuple[Fit, Tensor]:
+    """One step of iterative refinement with the residual taken from K and V, and its size relative to the prediction.
+
+    That size is a reliable estimate of the error before the step.
+    """
+    problem, x, coef = fitted.problem, fitted.x, fitted.coef
+    gain = 1 if problem.gain is None else problem.gain[:, None, None]
+    if plan.dual:
+        rest = fitted.target - gain * mm(x.mT, mm(x, coef))
+    else:
+        rest = mm(x.mT, fitted.target - gain * mm(x, coef))
+    step = solve(fitted.factor, rest - problem.alpha[:, None, None] * coef)
+    tiny = torch.finfo(coef.dtype).tiny
+    moved = torch.linalg.vector_norm(project(fitted, plan, step), dim=(-2, -1))
+    size = torch.linalg.vector_norm(project(fitted, plan, coef), dim=(-2, -1))
+    return fitted._replace(coef=coef + step), moved / size.clamp_min(tiny)

@@ -1,0 +1,286 @@
+"""Q (c K'WK + alpha I)^-1 K'WV for a flat batch: one implementation behind two doors.
+
+Eager calls go through an autograd.Function, compiled ones through a custom operator; both run `_forward` and `_backward`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from intention.solve.doors import (
+    scatter_batch,
+    gather_batch,
+    gradient_free,
+    is_hard,
+    no_autocast,
+    sum_neighbours,
+)
+from intention.solve.factor import EASY, Factor, sigma_times, solve, wants_inverse
+from intention.solve.ladder import FLOAT64, PINV, QR, REFINED, Report, base_report, climb, has_float64, redo_problem, redo_rtol, values_ok
+from intention.solve.problem import Fit, Plan, Problem, fit, pick, predict, refine
+from intention.solve.pullback import Grads, Needs, pullback, pushforward
+from intention.solve.transform import inverter
+
+METHODS = {"primal": "cholesky", "dual": "cholesky", "float64": "cholesky", "qr": "qr", "pinv": "pinv"}
+_NAMED_ROUTE = {"float64": FLOAT64, "qr": QR, "pinv": PINV}
+
+
+def ridge(problem: Problem, plan: Plan, solver: str, trusted: bool) -> tuple[Tensor, Report]:
+    """Solve a batch. `trusted`: alpha is a checked number and there are no weights, so values need no check."""
+    static = (plan.dual, plan.intercept, plan.scale, solver, trusted)
+    if torch.compiler.is_compiling():
+        out, _, _, *report = torch.ops.intention.ridge(*problem, *static)
+    elif gradient_free(*problem):
+        out, _, _, *report = _forward(*problem, *static)
+    else:
+        out, _, _, *report = Ridge.apply(*problem, *static)
+    return out, Report(*report)
+
+
+@no_autocast
+def _forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    weight: Tensor | None,
+    alpha: Tensor,
+    gain: Tensor | None,
+    dual: bool,
+    intercept: bool,
+    scale: float,
+    solver: str,
+    trusted: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Returns (out, coefficients, factor, route, condition, error)."""
+    problem, plan = Problem(query, key, value, weight, alpha, gain).expanded(), Plan(dual, intercept, scale)
+    if solver != "auto":
+        return _named(problem, plan, solver, trusted)
+    fitted = fit(problem, plan, "cholesky")
+    out = predict(fitted, plan)
+    ok = fitted.factor.ratio < EASY[out.dtype]
+    if not trusted:
+        ok = values_ok(ok, weight, alpha, gain)
+    coef, report = fitted.coef, None
+    if not ok.all().item():  # the one look at the host
+        out, coef, report = climb(problem, plan, fitted, out.contiguous(), ok)
+    report = report or base_report(dual, fitted.factor.ratio, out.dtype)
+    return out.contiguous(), coef.contiguous(), fitted.factor.matrix.contiguous(), *report
+
+
+def _named(
+    problem: Problem, plan: Plan, solver: str, trusted: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """One route for all, never looking at the host: elements that fail become NaN."""
+    dtype = problem.query.dtype
+    if solver == "float64":
+        problem = problem.take(None, torch.float64)
+    fitted = fit(problem, plan, METHODS[solver], max(problem.key.shape[1:]) * torch.finfo(dtype).eps)
+    size = None
+    if solver in _NAMED_ROUTE:
+        fitted, size = refine(fitted, plan)
+    ok = torch.isfinite(fitted.factor.ratio)
+    if not trusted:
+        ok = values_ok(ok, problem.weight, problem.alpha, problem.gain)
+    out = torch.where(ok[:, None, None], predict(fitted, plan), torch.nan).to(dtype)
+    report = base_report(plan.dual, fitted.factor.ratio.to(dtype), dtype)
+    if size is not None:
+        report = report._replace(route=torch.full_like(report.route, _NAMED_ROUTE[solver]), error=size.to(dtype))
+    return out.contiguous(), fitted.coef.contiguous(), fitted.factor.matrix.contiguous(), *report
+
+
+@no_autocast
+def _backward(
+    grad: Tensor,
+    problem: Problem,
+    coef: Tensor,
+    matrix: Tensor,
+    route: Tensor,
+    plan: Plan,
+    solver: str,
+    needs: Needs,
+) -> Grads:
+    """First-order gradients, each element by the route and in the precision of its forward."""
+    shared = problem
+    problem = problem.expanded()
+    if solver != "auto":
+        grads = _replay(problem, plan, grad, coef, matrix, solver, needs)
+    else:
+        exact_weight = needs.weight and problem.weight is not None and plan.dual and grad.dtype != torch.float64
+        codes = [FLOAT64] if exact_weight else route.unique().tolist()
+        base = [c for c in codes if c < REFINED]
+        grads = None
+        if base:
+            grads = _replay(problem, plan, grad, coef, matrix, "auto", needs)
+        for code in codes:
+            if code < REFINED:
+                continue
+            index = None if len(codes) == 1 else (route == code).nonzero()[:, 0]
+            part = _redo(problem, plan, grad, coef, matrix, index, code, needs)
+            grads = part if index is None else _merge(grads, part, index, problem.query.shape[0])
+    assert grads is not None
+    times = shared.query.shape[0] // max(shared.key.shape[0], 1)
+    return grads._replace(key=sum_neighbours(grads.key, times), value=sum_neighbours(grads.value, times))
+
+
+def _replay(
+    problem: Problem, plan: Plan, grad: Tensor, coef: Tensor, matrix: Tensor, solver: str, needs: Needs
+) -> Grads:
+    """Gradients with the saved factor, in its precision."""
+    dtype = grad.dtype
+    if matrix.dtype != dtype:
+        problem, grad = problem.take(None, matrix.dtype), grad.to(matrix.dtype)
+    n, k = matrix.shape[-1], coef.shape[-1]
+    inverse = solver == "pinv" or (solver != "qr" and wants_inverse(n, k))
+    factor = Factor(matrix, inverse, matrix)
+    if solver in _NAMED_ROUTE:
+        grads = _pull_refined(problem, plan, grad, coef, factor, needs, solver == "pinv")
+    else:
+        grads = pullback(problem, plan, grad, lambda y: solve(factor, y), coef, needs)
+    return Grads(*(None if g is None else g.to(dtype) for g in grads))
+
+
+def _redo(
+    problem: Problem,
+    plan: Plan,
+    grad: Tensor,
+    coef: Tensor,
+    matrix: Tensor,
+    index: Tensor | None,
+    code: int,
+    needs: Needs,
+) -> Grads:
+    """Gradients of the elements `index` by the route `code`."""
+    dtype = grad.dtype
+    if code == REFINED:
+        sub = problem.take(index, dtype)
+        part = Factor(pick(matrix, index, dtype), wants_inverse(matrix.shape[-1], coef.shape[-1]), matrix)  # type: ignore[arg-type]
+        grads = _pull_refined(sub, plan, pick(grad, index, dtype), pick(coef, index, dtype), part, needs, False)
+    else:
+        sub = redo_problem(problem, index, code)
+        method = {FLOAT64: "cholesky", PINV: "pinv", QR: "qr"}[code]
+        fitted, _ = refine(fit(sub, plan, method, redo_rtol(problem)), plan)
+        g = pick(grad, index, sub.query.dtype)
+        grads = _pull_refined(sub, plan, g, fitted.coef, fitted.factor, needs, code == PINV)
+    return Grads(*(None if g is None else g.to(dtype) for g in grads))
+
+
+def _pull_refined(
+    problem: Problem, plan: Plan, grad: Tensor | None, coef: Tensor | None, factor: Factor, needs: Needs, deficient: bool
+) -> Grads:
+    """The pullback with one refinement step in each solve."""
+    assert grad is not None and coef is not None
+    centred = problem.centred()[0] if plan.intercept else problem
+    key, _ = centred.weighted()
+    x = key.mT if plan.dual else key
+
+    def invert(y: Tensor) -> Tensor:
+        z = solve(factor, y)
+        return z + solve(factor, y - sigma_times(x, problem.alpha, problem.gain, z))
+
+    return pullback(problem, plan, grad, invert, coef, needs, deficient)
+
+
+def _merge(into: Grads | None, part: Grads, index: Tensor, batch: int) -> Grads:
+    merged = []
+    for old, new in zip(into or part, part, strict=True):
+        if new is None:
+            merged.append(None)
+        else:
+            start = new.new_zeros(batch, *new.shape[1:]) if into is None else old
+            merged.append(start.index_copy(0, index, new))
+    return Grads(*merged)
+
+
+class Ridge(torch.autograd.Function):
+    """The eager door. A second derivative is taken of the pullback written with `Transform`, so any order works."""
+
+    @staticmethod
+    def forward(*args: Any) -> Any:
+        return _forward(*args)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        dual, intercept, scale, ctx.solver, _ = inputs[6:]
+        ctx.plan = Plan(dual, intercept, scale)
+        _, coef, matrix, route, _, _ = output
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*inputs[:6], coef, matrix, route)
+        ctx.save_for_forward(*inputs[:6], coef, matrix, route)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any, *_: Any) -> Any:
+        if grad is None:
+            return (None,) * 11
+        *tensors, coef, matrix, route = ctx.saved_tensors
+        problem, needs = Problem(*tensors), Needs(*ctx.needs_input_grad[:6])
+        if torch.is_grad_enabled():
+            grads = _differentiable(grad, problem, route, ctx.plan, ctx.solver, needs)
+        else:
+            grads = _backward(grad, problem, coef, matrix, route, ctx.plan, ctx.solver, needs)
+        return *grads, *(None,) * 5
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        *tensors, _, _, route = ctx.saved_tensors
+        out = _tangent(Problem(*tensors), tangents[:6], route, ctx.plan, ctx.solver)
+        return out, None, None, None, None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
+        size = info.batch_size
+        out = Ridge.apply(*(gather_batch(a, d, size) for a, d in zip(args, in_dims, strict=True)))
+        return tuple(scatter_batch(x, size) for x in out), (0,) * 6
+
+
+def _differentiable_setting(
+    problem: Problem, route: Tensor, plan: Plan, solver: str, moving_weight: bool
+) -> tuple[Problem, Plan, str]:
+    """Precision, form and solver in which derivatives of the pullback are taken."""
+    hard = solver == "float64" or (solver == "auto" and is_hard(route))
+    if hard and has_float64(problem.query.device):
+        problem = problem.take(None, torch.float64)
+    if moving_weight:
+        plan = plan._replace(dual=False)  # sqrt(w) has no derivative at 0; K'WK has
+    return problem.expanded(), plan, {"auto": "auto", "qr": "qr", "pinv": "pinv"}.get(solver, "cholesky")
+
+
+@no_autocast
+def _differentiable(
+    grad: Tensor, problem: Problem, route: Tensor, plan: Plan, solver: str, needs: Needs
+) -> Grads:
+    """The pullback as a differentiable function of everything it is made of."""
+    times = problem.query.shape[0] // max(problem.key.shape[0], 1)
+    moving = problem.weight is not None and (needs.weight or problem.weight.requires_grad)
+    wide, plan, inner = _differentiable_setting(problem, route, plan, solver, moving)
+    centred = wide.centred()[0] if plan.intercept else wide
+    invert = inverter(centred, plan, inner)
+    coef = invert(_right_hand_side(centred, plan))
+    grads = pullback(wide, plan, grad.to(wide.query.dtype), invert, coef, needs, inner in ("auto", "pinv"))
+    grads = grads._replace(key=sum_neighbours(grads.key, times), value=sum_neighbours(grads.value, times))
+    return Grads(*(None if g is None else g.to(grad.dtype) for g in grads))
+
+
+@no_autocast
+def _tangent(problem: Problem, tangents: Any, route: Tensor, plan: Plan, solver: str) -> Tensor:
+    filled = Problem(
+        *(
+            t if t is not None or x is None or i in (3, 5) else torch.zeros_like(x)
+            for i, (x, t) in enumerate(zip(problem, tangents, strict=True))
+        )
+    )
+    moving = tangents[3] is not None
+    wide, plan, inner = _differentiable_setting(problem, route, plan, solver, moving)
+    centred = wide.centred()[0] if plan.intercept else wide
+    tangent = filled.expanded().take(None, wide.query.dtype)
+    return pushforward(wide, tangent, plan, inverter(centred, plan, inner)).to(problem.query.dtype)
+
+
+def _right_hand_side(problem: Problem, plan: Plan) -> Tensor:
+    if plan.dual:
+        return problem.weighted()[1]
+    value = problem.value if problem.weight is None else problem.weight[..., None] * problem.value
+    return torch.bmm(problem.key.mT, value)

@@ -1,0 +1,294 @@
+"""Rows times Sigma^-1: the query transform of sigma-Intention, and the solve that higher derivatives are made of.
+
+    X = Q Sigma^-1,  Sigma = c K'WK + alpha I  (d x d)
+
+The dual form is the same call on transposed points: K'G^-1 with G = c KK' + alpha I.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from intention import checks
+from intention.solve.doors import (
+    gather_batch,
+    gradient_free,
+    is_hard,
+    no_autocast,
+    scatter_batch,
+    sum_neighbours,
+)
+from intention.solve.factor import (
+    EASY,
+    SMALL_CORRECTION,
+    Factor,
+    cholesky,
+    mm,
+    orthogonal,
+    pseudo,
+    sigma_times,
+    solve,
+    wants_inverse,
+)
+from intention.solve.ladder import (
+    FLOAT64,
+    PINV,
+    PRIMAL,
+    QR,
+    Report,
+    base_report,
+    has_float64,
+    values_ok,
+    warn_inaccurate,
+)
+from intention.solve.problem import Plan, Problem, pick
+
+
+class Points(NamedTuple):
+    """Rows to transform and the points whose Sigma does it."""
+
+    rows: Tensor  # (B, M, n)
+    key: Tensor  # (B', N, n)
+    weight: Tensor | None  # (B, N)
+    alpha: Tensor  # (B,)
+    gain: Tensor | None  # (B,)
+
+
+def transform(points: Points, solver: str, trusted: bool) -> tuple[Tensor, Report]:
+    """X = rows Sigma^-1. `solver` is "auto", "cholesky", "qr", "pinv" or "float64"."""
+    inverse = wants_inverse(points.key.shape[-1], points.rows.shape[-2])
+    if torch.compiler.is_compiling():
+        out, _, *report = torch.ops.intention.transform(*points, solver, inverse, trusted, None, None)
+    elif gradient_free(*points):
+        out, _, *report = _forward(*points, solver, inverse, trusted, None, None)
+    else:
+        out, _, *report = Transform.apply(*points, solver, inverse, trusted, None, None)
+    return out, Report(*report)
+
+
+def inverter(problem: Problem, plan: Plan, solver: str) -> Any:
+    """Sigma^-1 b as a function that can be differentiated any number of times; the factor is made once."""
+    key = problem.weighted()[0].mT if plan.dual else problem.key
+    weight = None if plan.dual else problem.weight
+    memory: list[Tensor | None] = [None, None]
+
+    def invert(b: Tensor) -> Tensor:
+        inverse = wants_inverse(key.shape[-1], problem.value.shape[-1])
+        out, matrix, route, _, _ = Transform.apply(
+            b.mT, key, weight, problem.alpha, problem.gain, solver, inverse, True, *memory
+        )
+        memory[:] = [matrix, route]
+        return out.mT
+
+    return invert
+
+
+@no_autocast
+def _forward(
+    rows: Tensor,
+    key: Tensor,
+    weight: Tensor | None,
+    alpha: Tensor,
+    gain: Tensor | None,
+    solver: str,
+    inverse: bool,
+    trusted: bool,
+    matrix: Tensor | None,
+    route: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Returns (X, factor, route, condition, error); a given factor and route are used again."""
+    times = rows.shape[0] // max(key.shape[0], 1)
+    if times > 1:
+        key = key.repeat_interleave(times, 0)
+    if solver == "float64" and rows.dtype != torch.float64:
+        wide = [pick(t, None, torch.float64) for t in (rows, key, weight, alpha, gain)]
+        out, matrix, *report = _forward(*wide, solver, inverse, trusted, matrix, route)  # type: ignore[arg-type]
+        return out.to(rows.dtype), matrix, *report  # type: ignore[return-value]
+    x = key if weight is None else key * weight.sqrt()[..., None]
+    if solver in ("qr", "pinv"):
+        inverse = solver == "pinv"
+    if matrix is None:
+        factor = _factor(x, alpha, gain, solver, inverse)
+    else:
+        factor = Factor(matrix, inverse, matrix.new_ones(matrix.shape[0]))
+    out = solve(factor, rows.mT).mT
+    if solver in ("qr", "pinv", "float64"):
+        out, _ = _refine(out, x, rows, alpha, gain, factor)
+    if matrix is not None and route is not None:
+        if solver == "auto" and bool((route > PRIMAL).any()):
+            out, _ = _climb(rows, x, alpha, gain, out, route == PRIMAL, route)
+        return out.contiguous(), matrix.clone(), route.clone(), factor.ratio, factor.ratio
+    report = base_report(False, factor.ratio, rows.dtype)
+    if solver == "auto":
+        ok = factor.ratio < EASY[rows.dtype]
+        if not trusted:
+            ok = values_ok(ok, weight, alpha, gain)
+        if not ok.all().item():  # the one look at the host
+            checks.require_values(weight, alpha, gain)
+            out, report = _climb(rows, x, alpha, gain, out, ok, None)
+            warn_inaccurate(report)
+    else:
+        ok = torch.isfinite(factor.ratio)
+        if not trusted:
+            ok = values_ok(ok, weight, alpha, gain)
+        out = torch.where(ok[:, None, None], out, torch.nan)
+        code = {"cholesky": PRIMAL, "float64": FLOAT64, "qr": QR, "pinv": PINV}[solver]
+        report = report._replace(route=torch.full_like(report.route, code))
+    return out.contiguous(), factor.matrix.contiguous(), *report
+
+
+def _factor(x: Tensor, alpha: Tensor, gain: Tensor | None, solver: str, inverse: bool) -> Factor:
+    if solver == "qr":
+        return orthogonal(x, alpha, gain, inverse=False)
+    if solver == "pinv":
+        return pseudo(x, alpha, gain, max(x.shape[1:]) * torch.finfo(x.dtype).eps)[0]
+    return cholesky(x, alpha, gain, inverse)
+
+
+def _refine(
+    out: Tensor, x: Tensor, rows: Tensor, alpha: Tensor, gain: Tensor | None, factor: Factor
+) -> tuple[Tensor, Tensor]:
+    step = solve(factor, rows.mT - sigma_times(x, alpha, gain, out.mT)).mT
+    tiny = torch.finfo(out.dtype).tiny
+    size = torch.linalg.vector_norm(step, dim=(-2, -1)) / torch.linalg.vector_norm(out, dim=(-2, -1)).clamp_min(tiny)
+    return out + step, size
+
+
+def _climb(
+    rows: Tensor, x: Tensor, alpha: Tensor, gain: Tensor | None, out: Tensor, ok: Tensor, known: Tensor | None
+) -> tuple[Tensor, Report]:
+    """Redo the elements that are not ok in float64, by Cholesky or by SVD (as `known` says, where it does)."""
+    out, dtype = out.contiguous().clone(), out.dtype
+    report = base_report(False, out.new_ones(out.shape[0]), dtype)
+    todo = (~ok).nonzero()[:, 0]
+    finite = torch.isfinite(x[todo]).flatten(1).all(-1) & torch.isfinite(alpha[todo])
+    out[todo[~finite]] = torch.nan
+    report.error[todo[~finite]] = torch.nan
+    todo = todo[finite]
+    working = torch.float64 if has_float64(out.device) else dtype
+    for code in (FLOAT64, PINV) if working == torch.float64 else (QR,):
+        if known is not None:
+            todo = (known == code).nonzero()[:, 0]
+        if not todo.numel():
+            continue
+        r, p, a, c = (pick(t, todo, working) for t in (rows, x, alpha, gain))
+        assert r is not None and p is not None and a is not None
+        if code == PINV:
+            factor, _ = pseudo(p, a, c, max(p.shape[1:]) * torch.finfo(working).eps)
+        elif code == QR:
+            factor = orthogonal(p, a, c, inverse=False)
+        else:
+            factor = cholesky(p, a, c, wants_inverse(p.shape[-1], r.shape[1]))
+        new, size = _refine(solve(factor, r.mT).mT, p, r, a, c, factor)
+        good = torch.ones_like(size, dtype=torch.bool)
+        if code == FLOAT64 and known is None:
+            good = torch.isfinite(factor.ratio) & ((size < SMALL_CORRECTION[torch.float32]) | size.isnan())
+        # rounding X to the working precision moves each score x.k by up to eps |x| |k|
+        reach = torch.linalg.vector_norm(new, dim=-1).amax(-1) * torch.linalg.vector_norm(p, dim=-1).amax(-1)
+        where = todo[good]
+        out[where] = new[good].to(dtype)
+        report.route[where] = code
+        report.condition[where] = factor.ratio[good].to(dtype)
+        report.error[where] = (torch.maximum(size, reach * torch.finfo(dtype).eps))[good].to(dtype)
+        todo = todo[~good]
+    return out, report
+
+
+class Transform(torch.autograd.Function):
+    """The eager door. Its derivatives are made of itself, so any order works."""
+
+    @staticmethod
+    def forward(*args: Any) -> Any:
+        return _forward(*args)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        tensors, (ctx.solver, ctx.inverse, _, _, _) = inputs[:5], inputs[5:]
+        out, matrix, route = output[:3]
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors, out, matrix, route)
+        ctx.save_for_forward(*tensors, out, matrix, route)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any, *_: Any) -> Any:
+        *tensors, out, matrix, route = ctx.saved_tensors
+        if grad is None:
+            return (None,) * 10
+        return *_pull(grad, Points(*tensors), out, matrix, route, ctx.solver, ctx.inverse), *(None,) * 5
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        *tensors, out, matrix, route = ctx.saved_tensors
+        tangent = _push(tangents[:5], Points(*tensors), out, matrix, route, ctx.solver, ctx.inverse)
+        return tangent, None, None, None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
+        size = info.batch_size
+        out = Transform.apply(*(gather_batch(a, d, size) for a, d in zip(args, in_dims, strict=True)))
+        return tuple(scatter_batch(x, size) for x in out), (0,) * 5
+
+
+def _again(rows: Tensor, points: Points, solver: str, inverse: bool, matrix: Tensor, route: Tensor) -> Tensor:
+    return Transform.apply(rows, *points[1:], solver, inverse, True, matrix, route)[0]  # type: ignore[no-any-return]
+
+
+@no_autocast
+def _pull(
+    grad: Tensor, points: Points, out: Tensor, matrix: Tensor, route: Tensor, solver: str, inverse: bool
+) -> tuple[Tensor | None, ...]:
+    dtype = grad.dtype
+    if dtype != torch.float64 and solver == "auto" and has_float64(grad.device) and is_hard(route):
+        # ill-conditioned: products of X and K cancel, so all of it runs in float64
+        wide = Points(*(pick(t, None, torch.float64) for t in points))  # type: ignore[arg-type]
+        fresh, matrix, route, _, _ = Transform.apply(*wide, solver, inverse, True, None, None)
+        pulled = _pull(grad.double(), wide, fresh, matrix, route, solver, inverse)
+        return tuple(None if g is None else g.to(dtype) for g in pulled)
+    y = _again(grad, points, solver, inverse, matrix, route)  # Y = g Sigma^-1
+    times = points.rows.shape[0] // max(points.key.shape[0], 1)
+    key = points.key.repeat_interleave(times, 0) if times > 1 else points.key
+    gain = 1 if points.gain is None else points.gain[:, None, None]
+    cross = torch.bmm(out.mT, y)  # dSigma = -X'Y
+    if solver in ("auto", "pinv"):
+        # the derivative of a pseudo-inverse has further terms that are not made here: NaN, not a plausible number
+        singular = (route == PINV) & (points.alpha == 0)
+        cross = torch.where(singular[:, None, None], torch.nan, cross)
+    pulled = torch.bmm(key, cross + cross.mT)
+    along = (pulled * key).sum(-1) / 2  # k_i X'Y k_i'
+    weight_gain = along if points.weight is None else points.weight * along
+    key_grad = -gain * (pulled if points.weight is None else points.weight[..., None] * pulled)
+    return (
+        y,
+        sum_neighbours(key_grad, times),
+        None if points.weight is None else -(along if points.gain is None else points.gain[:, None] * along),
+        -(out * y).sum((-2, -1)),
+        None if points.gain is None else -weight_gain.sum(-1),
+    )
+
+
+@no_autocast
+def _push(
+    tangents: Any, points: Points, out: Tensor, matrix: Tensor, route: Tensor, solver: str, inverse: bool
+) -> Tensor:
+    rows_t, key_t, weight_t, alpha_t, gain_t = tangents
+    times = points.rows.shape[0] // max(points.key.shape[0], 1)
+    key = points.key.repeat_interleave(times, 0)
+    weighted = key if points.weight is None else points.weight[..., None] * key
+    gain = 1 if points.gain is None else points.gain[:, None, None]
+    moved = torch.zeros_like(out)
+    if key_t is not None:
+        half = torch.bmm(key_t.repeat_interleave(times, 0).mT, weighted)
+        moved = moved + torch.bmm(out, gain * (half + half.mT))
+    if weight_t is not None:
+        moved = moved + torch.bmm(out, gain * torch.bmm(key.mT, weight_t[..., None] * key))
+    if gain_t is not None:
+        moved = moved + torch.bmm(out, gain_t[:, None, None] * torch.bmm(key.mT, weighted))
+    if alpha_t is not None:
+        moved = moved + alpha_t[:, None, None] * out
+    if rows_t is not None:
+        moved = moved - rows_t
+    return _again(-moved, points, solver, inverse, matrix, route)
