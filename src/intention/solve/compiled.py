@@ -77,7 +77,7 @@ def _ridge_backward(
     problem = Problem(query, key, value, weight, alpha, gain)
     plan = Plan(dual, intercept, scale)
     grads = ridge._backward(grad, problem, coef, matrix, route, plan, solver, Needs(weight=weight is not None))
-    return tuple(grad.new_empty(0) if g is None else g.contiguous() for g in grads)  # type: ignore[return-value]
+    return tuple(grad.new_empty(0) if g is None else g.contiguous() for g in grads[:6])  # type: ignore[return-value]
 
 
 def _ridge_backward_fake(grad: Any, query: Any, key: Any, value: Any, weight: Any, alpha: Any, gain: Any, *_: Any) -> Any:

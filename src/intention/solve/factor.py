@@ -11,12 +11,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# r = (max diag L / min diag L)^2 is nearly free and bounds cond(Sigma) from below. Below EASY a factor is accepted as it
-# is; below HARD one refinement step is tried in the same precision; above, the element climbs to float64, then to the SVD.
+# r = max diag(Sigma) / min diag(L)^2 is nearly free and bounds cond(Sigma) from below (Sigma's largest eigenvalue is at
+# least its largest diagonal entry, its smallest at most the smallest pivot). The ratio of the pivots alone misses cases
+# such as a short first key. Below EASY a factor is accepted as it is; below HARD one refinement step is tried in the same
+# precision; above, the element climbs to float64, then to the SVD. Measured on 4,000 float32 fuzz cases: errors above
+# 1e-5 in 0.2% of those below 30; beyond 200 most refinement steps are too large to be accepted.
 EASY = {torch.float32: 30.0, torch.float64: 1e4}
-HARD = {torch.float32: 1e3, torch.float64: 1e12}
-# A refinement step about squares the error, so a correction of this relative size leaves an error near rounding.
-SMALL_CORRECTION = {torch.float32: 1e-4, torch.float64: 1e-8}
+HARD = {torch.float32: 200.0, torch.float64: 1e12}
+# The size of a refinement step estimates the error before it, and is an upper bound for what remains.
+SMALL_CORRECTION = {torch.float32: 2e-5, torch.float64: 1e-8}
 
 
 class Factor(NamedTuple):
@@ -50,20 +53,21 @@ def gram(x: Tensor, alpha: Tensor, gain: Tensor | None) -> Tensor:
 
 def cholesky(x: Tensor, alpha: Tensor, gain: Tensor | None, inverse: bool) -> Factor:
     """Factor Sigma; a failed element shows as ratio = inf, it never raises and never reads the host."""
-    lower, info = torch.linalg.cholesky_ex(gram(x, alpha, gain))
-    ratio = _ratio(lower).masked_fill_(info != 0, torch.inf)
-    return Factor(torch.cholesky_inverse(lower) if inverse else lower, inverse, ratio)
+    sigma = gram(x, alpha, gain)
+    lower, info = torch.linalg.cholesky_ex(sigma)
+    failed = info != 0
+    ratio = _ratio(sigma.diagonal(0, -2, -1), lower).masked_fill_(failed, torch.inf)
+    return Factor(_inverse(lower, failed) if inverse else lower, inverse, ratio)
 
 
-def orthogonal(x: Tensor, alpha: Tensor, gain: Tensor | None, inverse: bool) -> Factor:
+def orthogonal(x: Tensor, alpha: Tensor, gain: Tensor | None) -> Factor:
     """The same factor by QR of [sqrt(c) X; sqrt(alpha) I]: Sigma is never formed, so its condition is not squared."""
     n = x.shape[-1]
     eye = torch.eye(n, dtype=x.dtype, device=x.device)
     top = x if gain is None else x * gain.sqrt()[:, None, None]
     stacked = torch.cat([top, alpha.sqrt()[:, None, None] * eye], dim=1)
     lower = torch.linalg.qr(stacked, mode="r").R.mT
-    ratio = _ratio(lower.abs())
-    return Factor(torch.cholesky_inverse(lower) if inverse else lower, inverse, ratio)
+    return Factor(lower, False, _ratio(stacked.square().sum(1), lower))
 
 
 def pseudo(x: Tensor, alpha: Tensor, gain: Tensor | None, rtol: float) -> tuple[Factor, Tensor]:
@@ -102,6 +106,15 @@ def sigma_times(x: Tensor, alpha: Tensor, gain: Tensor | None, b: Tensor) -> Ten
     return product + alpha[:, None, None] * b
 
 
-def _ratio(lower: Tensor) -> Tensor:
-    low, high = torch.aminmax(lower.diagonal(0, -2, -1), dim=-1)
-    return (high / low).square_()
+def _inverse(lower: Tensor, failed: Tensor) -> Tensor:
+    """Sigma^-1 from L. Elements that failed get some finite number: their ratio already says so."""
+    lower.diagonal(0, -2, -1).masked_fill_(failed[:, None], 1.0)  # torch.cholesky_inverse would raise for the whole batch
+    if lower.device.type == "cpu":
+        return torch.cholesky_inverse(lower)
+    eye = torch.eye(lower.shape[-1], dtype=lower.dtype, device=lower.device)
+    return torch.cholesky_solve(eye.expand_as(lower), lower)  # elsewhere torch.cholesky_inverse waits for the device
+
+
+def _ratio(diagonal: Tensor, lower: Tensor) -> Tensor:
+    """r, from the diagonal of Sigma and its factor."""
+    return diagonal.amax(-1) / lower.diagonal(0, -2, -1).square().amin(-1)

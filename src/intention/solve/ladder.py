@@ -128,7 +128,7 @@ def _redo(
     ratio = fitted.factor.ratio
     good = torch.ones_like(ratio, dtype=torch.bool)
     if route == FLOAT64:
-        good = torch.isfinite(ratio) & ((size < SMALL_CORRECTION[torch.float32]) | size.isnan())
+        good = torch.isfinite(ratio) & ((size < SMALL_CORRECTION[out.dtype]) | size.isnan())
     if spectrum:
         spread = spectrum[0]
     else:

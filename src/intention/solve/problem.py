@@ -8,7 +8,7 @@ with K~ = sqrt(w) K and V~ = sqrt(w) V. c is 1 for the ridge covariance and 1 - 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 import torch
 from torch import Tensor
@@ -89,6 +89,12 @@ class Fit(NamedTuple):
     factor: Factor
 
 
+@overload
+def pick(x: Tensor, index: Tensor | None, dtype: torch.dtype) -> Tensor: ...
+@overload
+def pick(x: None, index: Tensor | None, dtype: torch.dtype) -> None: ...
+@overload
+def pick(x: Tensor | None, index: Tensor | None, dtype: torch.dtype) -> Tensor | None: ...
 def pick(x: Tensor | None, index: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     if x is None:
         return None
@@ -107,7 +113,7 @@ def fit(problem: Problem, plan: Plan, method: str, rtol: float = 0.0, spectrum: 
     if method == "cholesky":
         factor = cholesky(x, problem.alpha, problem.gain, inverse)
     elif method == "qr":
-        factor = orthogonal(x, problem.alpha, problem.gain, inverse=False)
+        factor = orthogonal(x, problem.alpha, problem.gain)
     else:
         factor, spread = pseudo(x, problem.alpha, problem.gain, rtol)
         if spectrum is not None:

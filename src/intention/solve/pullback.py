@@ -18,6 +18,16 @@ from intention.solve.problem import Plan, Problem
 Invert = Callable[[Tensor], Tensor]
 
 
+class Mode(NamedTuple):
+    """`refined`: one refinement step, its residual taken from K; `deficient`: the pseudo-inverse's terms at alpha = 0."""
+
+    refined: bool
+    deficient: bool
+
+
+PLAIN = Mode(refined=False, deficient=False)
+
+
 class Grads(NamedTuple):
     query: Tensor | None
     key: Tensor | None
@@ -25,6 +35,7 @@ class Grads(NamedTuple):
     weight: Tensor | None
     alpha: Tensor | None
     gain: Tensor | None
+    alpha_terms: Tensor | None = None  # root sum of squares of the terms that alpha's gradient adds up
 
 
 class Needs(NamedTuple):
@@ -37,23 +48,23 @@ class Needs(NamedTuple):
 
 
 def pullback(
-    problem: Problem, plan: Plan, grad: Tensor, invert: Invert, coef: Tensor, needs: Needs, deficient: bool = False
+    problem: Problem, plan: Plan, grad: Tensor, invert: Invert, coef: Tensor, needs: Needs, mode: Mode = PLAIN
 ) -> Grads:
-    """Gradients for an incoming `grad` (B, M, k). `deficient` adds the terms of the pseudo-inverse where alpha = 0."""
+    """Gradients for an incoming `grad` (B, M, k)."""
     if not plan.intercept:
         inner = _dual if plan.dual else _primal
-        return inner(problem, grad * plan.scale if plan.scale != 1 else grad, invert, coef, needs, deficient)
-    return _with_intercept(problem, plan, grad, invert, coef, needs, deficient)
+        return inner(problem, grad * plan.scale if plan.scale != 1 else grad, invert, coef, needs, mode)
+    return _with_intercept(problem, plan, grad, invert, coef, needs, mode)
 
 
 def _with_intercept(
-    problem: Problem, plan: Plan, grad: Tensor, invert: Invert, coef: Tensor, needs: Needs, deficient: bool
+    problem: Problem, plan: Plan, grad: Tensor, invert: Invert, coef: Tensor, needs: Needs, mode: Mode
 ) -> Grads:
     # out = (Q - mu_K) W + mu_V with mu = sum_i w_i x_i / sum_i w_i
     centred, _, share, total = problem.centred()
     below = plan._replace(intercept=False)
     all_three = needs._replace(query=True, key=True, value=True)
-    g = pullback(centred, below, grad, invert, coef, all_three, deficient)
+    g = pullback(centred, below, grad, invert, coef, all_three, mode)
     assert g.query is not None and g.key is not None and g.value is not None
     mean_key = -g.query.sum(1, keepdim=True) - g.key.sum(1, keepdim=True)  # (B, 1, d)
     mean_value = grad.sum(1, keepdim=True) - g.value.sum(1, keepdim=True)  # (B, 1, k)
@@ -64,16 +75,18 @@ def _with_intercept(
     return g._replace(key=key, value=value, weight=weight)
 
 
-def _primal(p: Problem, grad: Tensor, invert: Invert, w: Tensor, needs: Needs, deficient: bool) -> Grads:
+def _primal(p: Problem, grad: Tensor, invert: Invert, w: Tensor, needs: Needs, mode: Mode) -> Grads:
     gain = 1 if p.gain is None else p.gain[:, None, None]
     point = 1 if p.weight is None else p.weight[..., None]
     d, k = w.shape[1:]
     y = mm(p.query.mT, grad)
     z = invert(y)  # Z = Sigma^-1 Q'g
+    if mode.refined:
+        z = z + invert(y - gain * mm(p.key.mT, point * mm(p.key, z)) - p.alpha[:, None, None] * z)
     s = mm(p.key, z)  # S = K Z
     by_residual = 2 * k < d or (needs.weight and p.weight is not None) or (needs.gain and p.gain is not None)
     rest = fitted = None
-    if by_residual or deficient:
+    if by_residual or mode.deficient:
         fitted = mm(p.key, w)
         rest = p.value - gain * fitted  # R = V - c K W
     key = None
@@ -83,7 +96,7 @@ def _primal(p: Problem, grad: Tensor, invert: Invert, w: Tensor, needs: Needs, d
         else:
             zw = torch.bmm(z, w.mT)
             key = torch.bmm(p.value, z.mT) - gain * torch.bmm(p.key, zw + zw.mT)
-        if deficient:
+        if mode.deficient:
             outside = y - mm(p.key.mT, point * s)  # what of Q'g no key reaches
             key = key + _at_zero(p.alpha, torch.bmm(mm(p.key, invert(w)), outside.mT))
         key = point * key
@@ -99,21 +112,24 @@ def _primal(p: Problem, grad: Tensor, invert: Invert, w: Tensor, needs: Needs, d
         weight=weight,
         alpha=-(z * w).sum((-2, -1)) if needs.alpha else None,
         gain=gain_grad,
+        alpha_terms=torch.linalg.vector_norm(z * w, dim=(-2, -1)) if needs.alpha else None,
     )
 
 
-def _dual(p: Problem, grad: Tensor, invert: Invert, coef: Tensor, needs: Needs, deficient: bool) -> Grads:
+def _dual(p: Problem, grad: Tensor, invert: Invert, coef: Tensor, needs: Needs, mode: Mode) -> Grads:
     gain = 1 if p.gain is None else p.gain[:, None, None]
     root = 1 if p.weight is None else p.weight.sqrt()[..., None]
     key, value = p.weighted()
     w = mm(key.mT, coef)  # W = K~'P
     y = mm(p.query.mT, grad)
     s = invert(mm(key, y))  # S = (c K~K~' + alpha I)^-1 K~ Q'g = K~ Z
+    if mode.refined:
+        s = s + invert(mm(key, y - gain * mm(key.mT, s)) - p.alpha[:, None, None] * s)
     key_grad = weight = None
     if needs.key:
         both = torch.bmm(coef, s.mT)
         key_grad = torch.bmm(coef, y.mT) - gain * torch.bmm(both + both.mT, key)
-        if deficient:
+        if mode.deficient:
             rest = value - gain * mm(key, w)
             key_grad = key_grad + _at_zero(p.alpha, torch.bmm(rest, mm(key.mT, invert(s)).mT))
         key_grad = root * key_grad
@@ -128,6 +144,7 @@ def _dual(p: Problem, grad: Tensor, invert: Invert, coef: Tensor, needs: Needs, 
         value=root * s if needs.value else None,
         weight=weight,
         alpha=-(s * coef).sum((-2, -1)) if needs.alpha else None,
+        alpha_terms=torch.linalg.vector_norm(s * coef, dim=(-2, -1)) if needs.alpha else None,
         gain=-(mm(key.mT, s) * w).sum((-2, -1)) if needs.gain and p.gain is not None else None,
     )
 

@@ -18,13 +18,15 @@ from intention.solve.doors import (
     no_autocast,
     sum_neighbours,
 )
-from intention.solve.factor import EASY, Factor, sigma_times, solve, wants_inverse
+from intention.solve.factor import EASY, Factor, mm, solve, wants_inverse
 from intention.solve.ladder import FLOAT64, PINV, QR, REFINED, Report, base_report, climb, has_float64, redo_problem, redo_rtol, values_ok
-from intention.solve.problem import Fit, Plan, Problem, fit, pick, predict, refine
-from intention.solve.pullback import Grads, Needs, pullback, pushforward
+from intention.solve.problem import Plan, Problem, fit, pick, predict, refine
+from intention.solve.pullback import Grads, Invert, Mode, Needs, pullback, pushforward
 from intention.solve.transform import inverter
 
 METHODS = {"primal": "cholesky", "dual": "cholesky", "float64": "cholesky", "qr": "qr", "pinv": "pinv"}
+# alpha's gradient is made again in float64 where it is smaller than this times the root sum of squares of its terms
+CANCELLED = 0.1
 _NAMED_ROUTE = {"float64": FLOAT64, "qr": QR, "pinv": PINV}
 
 
@@ -108,21 +110,39 @@ def _backward(
     if solver != "auto":
         grads = _replay(problem, plan, grad, coef, matrix, solver, needs)
     else:
-        exact_weight = needs.weight and problem.weight is not None and plan.dual and grad.dtype != torch.float64
-        codes = [FLOAT64] if exact_weight else route.unique().tolist()
-        base = [c for c in codes if c < REFINED]
-        grads = None
-        if base:
-            grads = _replay(problem, plan, grad, coef, matrix, "auto", needs)
-        for code in codes:
-            if code < REFINED:
-                continue
+        grads = _by_route(problem, plan, grad, coef, matrix, route, needs)
+    times = shared.query.shape[0] // max(shared.key.shape[0], 1)
+    return grads._replace(key=sum_neighbours(grads.key, times), value=sum_neighbours(grads.value, times))
+
+
+def _by_route(
+    problem: Problem, plan: Plan, grad: Tensor, coef: Tensor, matrix: Tensor, route: Tensor, needs: Needs
+) -> Grads:
+    """All elements by the plain factor, then those of every other route again, their own way."""
+    wide = grad.dtype != torch.float64 and has_float64(grad.device)
+    if wide and needs.weight and problem.weight is not None:
+        # a weight's gradient holds the residual V - KW, which float32 loses where the fit is close
+        route = route.clamp_min(FLOAT64)
+    codes = route.unique().tolist()
+    grads = None
+    if codes[0] < REFINED:
+        grads = _replay(problem, plan, grad, coef, matrix, "auto", needs)
+    for code in codes:
+        if code >= REFINED:
             index = None if len(codes) == 1 else (route == code).nonzero()[:, 0]
             part = _redo(problem, plan, grad, coef, matrix, index, code, needs)
             grads = part if index is None else _merge(grads, part, index, problem.query.shape[0])
     assert grads is not None
-    times = shared.query.shape[0] // max(shared.key.shape[0], 1)
-    return grads._replace(key=sum_neighbours(grads.key, times), value=sum_neighbours(grads.value, times))
+    if wide and needs.alpha and grads.alpha is not None and grads.alpha_terms is not None:
+        # alpha's gradient is a sum that may cancel: where it does, the few that remain are made in float64
+        cancelled = (grads.alpha.abs() < CANCELLED * grads.alpha_terms) & (route <= REFINED)
+        index = cancelled.nonzero()[:, 0]
+        if index.numel():
+            only = Needs(False, False, False, False, True, False)
+            part = _redo(problem, plan, grad, coef, matrix, index, FLOAT64, only)
+            assert part.alpha is not None
+            grads = grads._replace(alpha=grads.alpha.index_copy(0, index, part.alpha))
+    return grads
 
 
 def _replay(
@@ -135,10 +155,8 @@ def _replay(
     n, k = matrix.shape[-1], coef.shape[-1]
     inverse = solver == "pinv" or (solver != "qr" and wants_inverse(n, k))
     factor = Factor(matrix, inverse, matrix)
-    if solver in _NAMED_ROUTE:
-        grads = _pull_refined(problem, plan, grad, coef, factor, needs, solver == "pinv")
-    else:
-        grads = pullback(problem, plan, grad, lambda y: solve(factor, y), coef, needs)
+    mode = Mode(refined=solver in _NAMED_ROUTE, deficient=solver == "pinv")
+    grads = pullback(problem, plan, grad, lambda y: solve(factor, y), coef, needs, mode)
     return Grads(*(None if g is None else g.to(dtype) for g in grads))
 
 
@@ -155,32 +173,19 @@ def _redo(
     """Gradients of the elements `index` by the route `code`."""
     dtype = grad.dtype
     if code == REFINED:
-        sub = problem.take(index, dtype)
-        part = Factor(pick(matrix, index, dtype), wants_inverse(matrix.shape[-1], coef.shape[-1]), matrix)  # type: ignore[arg-type]
-        grads = _pull_refined(sub, plan, pick(grad, index, dtype), pick(coef, index, dtype), part, needs, False)
+        sub, factor = problem.take(index, dtype), Factor(
+            pick(matrix, index, dtype), wants_inverse(matrix.shape[-1], coef.shape[-1]), matrix
+        )
+        coef = pick(coef, index, dtype)
     else:
         sub = redo_problem(problem, index, code)
         method = {FLOAT64: "cholesky", PINV: "pinv", QR: "qr"}[code]
         fitted, _ = refine(fit(sub, plan, method, redo_rtol(problem)), plan)
-        g = pick(grad, index, sub.query.dtype)
-        grads = _pull_refined(sub, plan, g, fitted.coef, fitted.factor, needs, code == PINV)
+        factor, coef = fitted.factor, fitted.coef
+    g = pick(grad, index, sub.query.dtype)
+    mode = Mode(refined=True, deficient=code == PINV)
+    grads = pullback(sub, plan, g, lambda y: solve(factor, y), coef, needs, mode)
     return Grads(*(None if g is None else g.to(dtype) for g in grads))
-
-
-def _pull_refined(
-    problem: Problem, plan: Plan, grad: Tensor | None, coef: Tensor | None, factor: Factor, needs: Needs, deficient: bool
-) -> Grads:
-    """The pullback with one refinement step in each solve."""
-    assert grad is not None and coef is not None
-    centred = problem.centred()[0] if plan.intercept else problem
-    key, _ = centred.weighted()
-    x = key.mT if plan.dual else key
-
-    def invert(y: Tensor) -> Tensor:
-        z = solve(factor, y)
-        return z + solve(factor, y - sigma_times(x, problem.alpha, problem.gain, z))
-
-    return pullback(problem, plan, grad, invert, coef, needs, deficient)
 
 
 def _merge(into: Grads | None, part: Grads, index: Tensor, batch: int) -> Grads:
@@ -221,7 +226,7 @@ class Ridge(torch.autograd.Function):
             grads = _differentiable(grad, problem, route, ctx.plan, ctx.solver, needs)
         else:
             grads = _backward(grad, problem, coef, matrix, route, ctx.plan, ctx.solver, needs)
-        return *grads, *(None,) * 5
+        return *grads[:6], *(None,) * 5
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
@@ -256,10 +261,12 @@ def _differentiable(
     times = problem.query.shape[0] // max(problem.key.shape[0], 1)
     moving = problem.weight is not None and (needs.weight or problem.weight.requires_grad)
     wide, plan, inner = _differentiable_setting(problem, route, plan, solver, moving)
+    refined = solver not in ("primal", "dual") and wide.query.dtype == torch.float64
     centred = wide.centred()[0] if plan.intercept else wide
     invert = inverter(centred, plan, inner)
-    coef = invert(_right_hand_side(centred, plan))
-    grads = pullback(wide, plan, grad.to(wide.query.dtype), invert, coef, needs, inner in ("auto", "pinv"))
+    coef = _coefficients(centred, plan, invert, refined)
+    mode = Mode(refined, deficient=inner in ("auto", "pinv"))
+    grads = pullback(wide, plan, grad.to(wide.query.dtype), invert, coef, needs, mode)
     grads = grads._replace(key=sum_neighbours(grads.key, times), value=sum_neighbours(grads.value, times))
     return Grads(*(None if g is None else g.to(grad.dtype) for g in grads))
 
@@ -279,8 +286,19 @@ def _tangent(problem: Problem, tangents: Any, route: Tensor, plan: Plan, solver:
     return pushforward(wide, tangent, plan, inverter(centred, plan, inner)).to(problem.query.dtype)
 
 
-def _right_hand_side(problem: Problem, plan: Plan) -> Tensor:
+def _coefficients(problem: Problem, plan: Plan, invert: Invert, refined: bool) -> Tensor:
+    """W or P as a differentiable function, with one refinement step where that is asked for."""
+    gain = 1 if problem.gain is None else problem.gain[:, None, None]
+    alpha = problem.alpha[:, None, None]
     if plan.dual:
-        return problem.weighted()[1]
-    value = problem.value if problem.weight is None else problem.weight[..., None] * problem.value
-    return torch.bmm(problem.key.mT, value)
+        key, value = problem.weighted()
+        coef = invert(value)
+        if refined:
+            coef = coef + invert(value - gain * mm(key, mm(key.mT, coef)) - alpha * coef)
+        return coef
+    weight = 1 if problem.weight is None else problem.weight[..., None]
+    coef = invert(mm(problem.key.mT, weight * problem.value))
+    if refined:
+        rest = problem.value - gain * mm(problem.key, coef)
+        coef = coef + invert(mm(problem.key.mT, weight * rest) - alpha * coef)
+    return coef

@@ -142,7 +142,7 @@ def _forward(
 
 def _factor(x: Tensor, alpha: Tensor, gain: Tensor | None, solver: str, inverse: bool) -> Factor:
     if solver == "qr":
-        return orthogonal(x, alpha, gain, inverse=False)
+        return orthogonal(x, alpha, gain)
     if solver == "pinv":
         return pseudo(x, alpha, gain, max(x.shape[1:]) * torch.finfo(x.dtype).eps)[0]
     return cholesky(x, alpha, gain, inverse)
@@ -179,13 +179,13 @@ def _climb(
         if code == PINV:
             factor, _ = pseudo(p, a, c, max(p.shape[1:]) * torch.finfo(working).eps)
         elif code == QR:
-            factor = orthogonal(p, a, c, inverse=False)
+            factor = orthogonal(p, a, c)
         else:
             factor = cholesky(p, a, c, wants_inverse(p.shape[-1], r.shape[1]))
         new, size = _refine(solve(factor, r.mT).mT, p, r, a, c, factor)
         good = torch.ones_like(size, dtype=torch.bool)
         if code == FLOAT64 and known is None:
-            good = torch.isfinite(factor.ratio) & ((size < SMALL_CORRECTION[torch.float32]) | size.isnan())
+            good = torch.isfinite(factor.ratio) & ((size < SMALL_CORRECTION[dtype]) | size.isnan())
         # rounding X to the working precision moves each score x.k by up to eps |x| |k|
         reach = torch.linalg.vector_norm(new, dim=-1).amax(-1) * torch.linalg.vector_norm(p, dim=-1).amax(-1)
         where = todo[good]
