@@ -43,6 +43,9 @@ def points(query: Tensor, key: Tensor, value: Tensor) -> None:
 
 def leading(**shapes: tuple[int, ...]) -> tuple[int, ...]:
     """The broadcast of leading dimensions."""
+    first, *rest = shapes.values()
+    if all(s == first for s in rest):
+        return tuple(first)  # torch.broadcast_shapes takes 30 us
     try:
         return tuple(torch.broadcast_shapes(*shapes.values()))
     except RuntimeError:

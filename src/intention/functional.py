@@ -16,7 +16,7 @@ from torch import Tensor
 from intention import checks, layout, masks
 from intention.layout import Inputs
 from intention.masks import Counted
-from intention.solve.ladder import ROUTES, Report
+from intention.solve.ladder import ROUTES, Report, base_report
 from intention.solve.problem import Plan, Problem
 from intention.solve.ridge import ridge
 from intention.solve.transform import Points, transform
@@ -156,10 +156,15 @@ def intention(
     NaN or inf in keys (or weights) makes the outputs of that batch element NaN; in values, the columns they touch; in a
     query, its row. Rows that a mask removes for all queries may hold anything.
     """
+    scale = 1.0 if scale is None else float(scale)
+    if attn_mask is None and weight is None and not (dropout_p or is_causal or enable_gqa or return_info):
+        problem = _plain_problem(query, key, value, alpha, covariance, solver)
+        if problem is not None:
+            out, _ = ridge(problem, Plan(_is_dual(solver, key), intercept, scale), solver, trusted=True)
+            return out.reshape(*query.shape[:-1], value.shape[-1])
     inputs, counted, unsplit, dtype = _prepare(
         query, key, value, attn_mask, dropout_p, is_causal, enable_gqa, alpha, weight, covariance, solver
     )
-    scale = 1.0 if scale is None else float(scale)
     if 0 in (*inputs.query.shape, *inputs.key.shape, *inputs.value.shape):
         out = inputs.query @ (inputs.key.mT @ inputs.value)  # N = 0 gives 0, M = 0 and k = 0 give nothing
         report = _empty_report(inputs)
@@ -167,7 +172,8 @@ def intention(
 
         def solve(part: Problem, trusted: bool) -> tuple[Tensor, Report]:
             plan = Plan(_is_dual(solver, part.key), intercept, scale)
-            return ridge(part, plan, solver, trusted)
+            out, report = ridge(part, plan, solver, trusted)
+            return out, report if isinstance(report, Report) else base_report(plan.dual, report, out.dtype)
 
         out, report = _per_query(inputs, counted.per_query, solve)
     else:
@@ -178,7 +184,9 @@ def intention(
         plan = Plan(_is_dual(solver, problem.key), intercept, scale)
         out, report = ridge(problem, plan, solver, trusted)
         out = restore(out)
-        report = _unflatten_report(report, inputs)
+        if return_info:
+            report = report if isinstance(report, Report) else base_report(plan.dual, report, out.dtype)
+            report = _unflatten_report(report, inputs)
     out = unsplit(out).to(dtype)
     return (out, Info(*report)) if return_info else out
 
@@ -256,6 +264,25 @@ def _check_call(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, 
             lead = checks.leading(query=lead, key=key.shape[:-2], value=value.shape[:-2])
         checks.mask(mask, query.device, query.shape[-2], key.shape[-2], tuple(lead))
     return groups
+
+
+def _plain_problem(
+    query: Tensor, key: Tensor, value: Tensor, alpha: float | Tensor | None, covariance: str, solver: str
+) -> Problem | None:
+    """The common call needs no broadcasting, casting or folding: flat views, in a quarter of the time of `_prepare`."""
+    checks.points(query, key, value)
+    lead, dtype = query.shape[:-2], query.dtype
+    if isinstance(alpha, Tensor) or covariance != "ridge" or dtype not in (torch.float32, torch.float64):
+        return None
+    if not (key.shape[:-2] == value.shape[:-2] == lead and key.dtype == value.dtype == dtype) or query.dim() < 3:
+        return None
+    if 0 in query.shape or 0 in value.shape:
+        return None
+    checks.solver(solver, query.device)
+    alpha, _ = _regulariser(alpha, covariance)
+    if query.dim() > 3:
+        query, key, value = query.flatten(0, -3), key.flatten(0, -3), value.flatten(0, -3)
+    return Problem(query, key, value, None, key.new_full((key.shape[0],), alpha), None)
 
 
 def _prepare(

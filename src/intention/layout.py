@@ -51,7 +51,7 @@ def flatten(inputs: Inputs, fold: bool = True) -> tuple[Inputs, Restore]:
     batch, grouped heads) is fitted once.
     """
     context = context_lead(inputs)
-    whole = checks.leading(query=inputs.query.shape[:-2], context=context)
+    whole = checks.leading(query=tuple(inputs.query.shape[:-2]), context=context)
     context = (1,) * (len(whole) - len(context)) + context
     if not fold:
         context = whole

@@ -42,7 +42,8 @@ def _ridge(
     solver: str,
     trusted: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    return ridge._forward(query, key, value, weight, alpha, gain, dual, intercept, scale, solver, trusted)
+    out = ridge._forward(query, key, value, weight, alpha, gain, dual, intercept, scale, solver, trusted)
+    return tuple(x.contiguous() for x in out)  # type: ignore[return-value] - inductor asserts on strides
 
 
 def _ridge_fake(query: Any, key: Any, value: Any, weight: Any, alpha: Any, gain: Any, dual: Any, *rest: Any) -> Any:
@@ -109,7 +110,8 @@ def _transform(
     matrix: Opt,
     route: Opt,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    return transform._forward(rows, key, weight, alpha, gain, solver, inverse, trusted, matrix, route)
+    out = transform._forward(rows, key, weight, alpha, gain, solver, inverse, trusted, matrix, route)
+    return tuple(x.contiguous() for x in out)  # type: ignore[return-value]
 
 
 def _transform_fake(rows: Any, key: Any, weight: Any, alpha: Any, gain: Any, solver: Any, *_: Any) -> Any:

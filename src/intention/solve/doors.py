@@ -16,15 +16,15 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def no_autocast(function: F) -> F:
-    """Run with autocast off: a Gram accumulated in half precision is wrong by a factor."""
+    """Run with autocast off: a Gram accumulated in half precision is wrong by a factor. The first argument tells the device."""
 
     @functools.wraps(function)
-    def wrapped(*args: Any) -> Any:
-        device = next(a for a in _flat(args) if isinstance(a, Tensor)).device.type
+    def wrapped(first: Any, *args: Any) -> Any:
+        device = (first if isinstance(first, Tensor) else first[0]).device.type
         if torch.is_autocast_enabled(device):
             with torch.autocast(device, enabled=False):
-                return function(*args)
-        return function(*args)
+                return function(first, *args)
+        return function(first, *args)
 
     return wrapped  # type: ignore[return-value]
 
@@ -66,10 +66,3 @@ def sum_neighbours(x: Tensor | None, times: int) -> Tensor | None:
         return x
     return x.reshape(-1, times, *x.shape[1:]).sum(1)
 
-
-def _flat(args: Any) -> Any:
-    for a in args:
-        if isinstance(a, tuple) and not isinstance(a, Tensor):
-            yield from _flat(a)
-        else:
-            yield a

@@ -67,7 +67,7 @@ def orthogonal(x: Tensor, alpha: Tensor, gain: Tensor | None) -> Factor:
     top = x if gain is None else x * gain.sqrt()[:, None, None]
     stacked = torch.cat([top, alpha.sqrt()[:, None, None] * eye], dim=1)
     lower = torch.linalg.qr(stacked, mode="r").R.mT
-    return Factor(lower, False, _ratio(stacked.square().sum(1), lower))
+    return Factor(lower, False, _ratio(stacked.square().sum(1), lower.abs()))
 
 
 def pseudo(x: Tensor, alpha: Tensor, gain: Tensor | None, rtol: float) -> tuple[Factor, Tensor]:
@@ -117,4 +117,4 @@ def _inverse(lower: Tensor, failed: Tensor) -> Tensor:
 
 def _ratio(diagonal: Tensor, lower: Tensor) -> Tensor:
     """r, from the diagonal of Sigma and its factor."""
-    return diagonal.amax(-1) / lower.diagonal(0, -2, -1).square().amin(-1)
+    return diagonal.amax(-1) / lower.diagonal(0, -2, -1).amin(-1).square()

@@ -47,14 +47,14 @@ def has_float64(device: torch.device) -> bool:
     return device.type != "mps"
 
 
-def values_ok(ok: Tensor, weight: Tensor | None, alpha: Tensor, gain: Tensor | None) -> Tensor:
-    """Fold the checks that depend on values into the flag `ok`, without reading the host."""
-    ok = ok & (alpha >= 0)
+def screen(ratio: Tensor, weight: Tensor | None, alpha: Tensor, gain: Tensor | None) -> Tensor:
+    """Fold the checks that depend on values into the ratio, as NaN, without reading the host."""
+    ok = alpha >= 0
     if gain is not None:
         ok = ok & (gain >= 0)
     if weight is not None:
         ok = ok & (weight >= 0).all(-1)
-    return ok
+    return torch.where(ok, ratio, torch.nan)
 
 
 def warn_inaccurate(report: Report) -> None:
@@ -71,12 +71,12 @@ def warn_inaccurate(report: Report) -> None:
         )
 
 
-def climb(problem: Problem, plan: Plan, fitted: Fit, out: Tensor, ok: Tensor) -> tuple[Tensor, Tensor, Report]:
-    """Redo the elements that are not `ok`; `out` and the coefficients are updated in place (they are ours)."""
+def climb(problem: Problem, plan: Plan, fitted: Fit, out: Tensor) -> tuple[Tensor, Tensor, Report]:
+    """Redo the elements whose ratio is too large; `out` and the coefficients are updated in place (they are ours)."""
     checks.require_values(problem.weight, problem.alpha, problem.gain)
     dtype, coef = out.dtype, fitted.coef
     report = base_report(plan.dual, fitted.factor.ratio.clone(), dtype)
-    todo = (~ok).nonzero()[:, 0]
+    todo = (~(fitted.factor.ratio < EASY[dtype])).nonzero()[:, 0]
 
     middle = todo[fitted.factor.ratio[todo] < HARD[dtype]]
     if middle.numel():

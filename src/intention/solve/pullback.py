@@ -76,111 +76,109 @@ def _with_intercept(
 
 
 def _primal(p: Problem, grad: Tensor, invert: Invert, w: Tensor, needs: Needs, mode: Mode) -> Grads:
-    gain = 1 if p.gain is None else p.gain[:, None, None]
-    point = 1 if p.weight is None else p.weight[..., None]
     d, k = w.shape[1:]
     y = mm(p.query.mT, grad)
     z = invert(y)  # Z = Sigma^-1 Q'g
     if mode.refined:
-        z = z + invert(y - gain * mm(p.key.mT, point * mm(p.key, z)) - p.alpha[:, None, None] * z)
+        inside = mm(p.key.mT, _per_point(p.weight, mm(p.key, z)))
+        z = z + invert(y - _per_element(p.gain, inside) - p.alpha[:, None, None] * z)
     s = mm(p.key, z)  # S = K Z
-    by_residual = 2 * k < d or (needs.weight and p.weight is not None) or (needs.gain and p.gain is not None)
-    rest = fitted = None
-    if by_residual or mode.deficient:
+    needs_weight, needs_gain = needs.weight and p.weight is not None, needs.gain and p.gain is not None
+    key = weight = gain = rest = fitted = None
+    if 2 * k < d or needs_weight or needs_gain or mode.deficient:
         fitted = mm(p.key, w)
-        rest = p.value - gain * fitted  # R = V - c K W
-    key = None
+        rest = p.value - _per_element(p.gain, fitted)  # R = V - c K W
     if needs.key:
         if rest is not None:
-            key = torch.bmm(rest, z.mT) - gain * torch.bmm(s, w.mT)
+            key = _minus(torch.bmm(rest, z.mT), p.gain, s, w.mT)
         else:
             zw = torch.bmm(z, w.mT)
-            key = torch.bmm(p.value, z.mT) - gain * torch.bmm(p.key, zw + zw.mT)
+            key = _minus(torch.bmm(p.value, z.mT), p.gain, p.key, zw + zw.mT)
         if mode.deficient:
-            outside = y - mm(p.key.mT, point * s)  # what of Q'g no key reaches
+            outside = y - mm(p.key.mT, _per_point(p.weight, s))  # what of Q'g no key reaches
             key = key + _at_zero(p.alpha, torch.bmm(mm(p.key, invert(w)), outside.mT))
-        key = point * key
-    weight = gain_grad = None
-    if needs.weight and p.weight is not None and rest is not None:
+        key = _per_point(p.weight, key)
+    if needs_weight and rest is not None:
         weight = (s * rest).sum(-1)
-    if needs.gain and p.gain is not None and fitted is not None:
-        gain_grad = -(point * s * fitted).sum((-2, -1))
+    value = _per_point(p.weight, s)
+    if needs_gain and fitted is not None:
+        gain = -(value * fitted).sum((-2, -1))
     return Grads(
         query=torch.bmm(grad, w.mT) if needs.query else None,
         key=key,
-        value=point * s if needs.value else None,
+        value=value if needs.value else None,
         weight=weight,
         alpha=-(z * w).sum((-2, -1)) if needs.alpha else None,
-        gain=gain_grad,
+        gain=gain,
         alpha_terms=torch.linalg.vector_norm(z * w, dim=(-2, -1)) if needs.alpha else None,
     )
 
 
 def _dual(p: Problem, grad: Tensor, invert: Invert, coef: Tensor, needs: Needs, mode: Mode) -> Grads:
-    gain = 1 if p.gain is None else p.gain[:, None, None]
-    root = 1 if p.weight is None else p.weight.sqrt()[..., None]
+    root = None if p.weight is None else p.weight.sqrt()
     key, value = p.weighted()
     w = mm(key.mT, coef)  # W = K~'P
     y = mm(p.query.mT, grad)
     s = invert(mm(key, y))  # S = (c K~K~' + alpha I)^-1 K~ Q'g = K~ Z
     if mode.refined:
-        s = s + invert(mm(key, y - gain * mm(key.mT, s)) - p.alpha[:, None, None] * s)
+        outside = y - _per_element(p.gain, mm(key.mT, s))
+        s = s + invert(mm(key, outside) - p.alpha[:, None, None] * s)
     key_grad = weight = None
     if needs.key:
         both = torch.bmm(coef, s.mT)
-        key_grad = torch.bmm(coef, y.mT) - gain * torch.bmm(both + both.mT, key)
+        key_grad = _minus(torch.bmm(coef, y.mT), p.gain, both + both.mT, key)
         if mode.deficient:
-            rest = value - gain * mm(key, w)
+            rest = value - _per_element(p.gain, mm(key, w))
             key_grad = key_grad + _at_zero(p.alpha, torch.bmm(rest, mm(key.mT, invert(s)).mT))
-        key_grad = root * key_grad
+        key_grad = _per_point(root, key_grad)
     if needs.weight and p.weight is not None:
         # dw_i = (k_i Z) (v_i - c k_i W); Z = (Q'g - c K~'S) / alpha, or K~'(K~K~')^-1 S where alpha = 0
         alpha = p.alpha[:, None, None]
-        z = torch.where(alpha > 0, (y - gain * mm(key.mT, s)) / alpha, mm(key.mT, invert(s)))
-        weight = (mm(p.key, z) * (p.value - gain * mm(p.key, w))).sum(-1)
+        outside = y - _per_element(p.gain, mm(key.mT, s))
+        z = torch.where(alpha > 0, outside / alpha, mm(key.mT, invert(s)))
+        weight = (mm(p.key, z) * (p.value - _per_element(p.gain, mm(p.key, w)))).sum(-1)
     return Grads(
         query=torch.bmm(grad, w.mT) if needs.query else None,
         key=key_grad,
-        value=root * s if needs.value else None,
+        value=_per_point(root, s) if needs.value else None,
         weight=weight,
         alpha=-(s * coef).sum((-2, -1)) if needs.alpha else None,
-        alpha_terms=torch.linalg.vector_norm(s * coef, dim=(-2, -1)) if needs.alpha else None,
         gain=-(mm(key.mT, s) * w).sum((-2, -1)) if needs.gain and p.gain is not None else None,
+        alpha_terms=torch.linalg.vector_norm(s * coef, dim=(-2, -1)) if needs.alpha else None,
     )
 
 
-def pushforward(
-    problem: Problem, tangent: Problem, plan: Plan, invert: Invert
-) -> Tensor:
+def pushforward(problem: Problem, tangent: Problem, plan: Plan, invert: Invert) -> Tensor:
     """The tangent of Q W for tangents of every input (forward-mode AD); `tangent` has zeros where nothing moves."""
     if plan.intercept:
         problem, tangent, mean_tangent = _centred_tangents(problem, tangent)
         return pushforward(problem, tangent, plan._replace(intercept=False), invert) + mean_tangent
-    p, t = problem, tangent
-    gain = 1 if p.gain is None else p.gain[:, None, None]
-    alpha = t.alpha[:, None, None]
-    if plan.dual:
-        key, value = p.weighted()
-        root = 1 if p.weight is None else p.weight.sqrt()[..., None]
-        key_t, value_t = root * t.key, root * t.value
-        coef = invert(value)
-        w = mm(key.mT, coef)
-        moved = gain * (mm(key_t, w) + mm(key, mm(key_t.mT, coef))) + alpha * coef
-        if t.gain is not None:
-            moved = moved + t.gain[:, None, None] * mm(key, w)
-        w_t = mm(key_t.mT, coef) + mm(key.mT, invert(value_t - moved))
-    else:
-        point = 1 if p.weight is None else p.weight[..., None]
-        w = invert(mm(p.key.mT, point * p.value))
-        fitted = mm(p.key, w)
-        rest = p.value - gain * fitted
-        inner = point * (t.value - gain * mm(t.key, w))
-        if t.weight is not None:
-            inner = inner + t.weight[..., None] * rest
-        if t.gain is not None:
-            inner = inner - t.gain[:, None, None] * point * fitted
-        w_t = invert(mm(t.key.mT, point * rest) + mm(p.key.mT, inner) - alpha * w)
-    return (mm(t.query, w) + mm(p.query, w_t)) * plan.scale
+    w, w_t = (_dual_tangent if plan.dual else _primal_tangent)(problem, tangent, invert)
+    return (mm(tangent.query, w) + mm(problem.query, w_t)) * plan.scale
+
+
+def _primal_tangent(p: Problem, t: Problem, invert: Invert) -> tuple[Tensor, Tensor]:
+    w = invert(mm(p.key.mT, _per_point(p.weight, p.value)))
+    fitted = mm(p.key, w)
+    rest = p.value - _per_element(p.gain, fitted)
+    inner = _per_point(p.weight, t.value - _per_element(p.gain, mm(t.key, w)))
+    if t.weight is not None:
+        inner = inner + t.weight[..., None] * rest
+    if t.gain is not None:
+        inner = inner - _per_element(t.gain, _per_point(p.weight, fitted))
+    moved = mm(t.key.mT, _per_point(p.weight, rest)) + mm(p.key.mT, inner)
+    return w, invert(moved - t.alpha[:, None, None] * w)
+
+
+def _dual_tangent(p: Problem, t: Problem, invert: Invert) -> tuple[Tensor, Tensor]:
+    key, value = p.weighted()
+    key_t, value_t = t._replace(weight=p.weight).weighted()
+    coef = invert(value)
+    w = mm(key.mT, coef)
+    moved = _per_element(p.gain, mm(key_t, w) + mm(key, mm(key_t.mT, coef))) + t.alpha[:, None, None] * coef
+    if t.gain is not None:
+        moved = moved + _per_element(t.gain, mm(key, w))
+    return w, mm(key_t.mT, coef) + mm(key.mT, invert(value_t - moved))
 
 
 def _centred_tangents(problem: Problem, tangent: Problem) -> tuple[Problem, Problem, Tensor]:
@@ -199,3 +197,18 @@ def _centred_tangents(problem: Problem, tangent: Problem) -> tuple[Problem, Prob
 
 def _at_zero(alpha: Tensor, term: Tensor) -> Tensor:
     return torch.where(alpha[:, None, None] == 0, term, 0.0)
+
+
+def _per_point(weight: Tensor | None, x: Tensor) -> Tensor:
+    """diag(w) x"""
+    return x if weight is None else weight[..., None] * x
+
+
+def _per_element(gain: Tensor | None, x: Tensor) -> Tensor:
+    """c x"""
+    return x if gain is None else gain[:, None, None] * x
+
+
+def _minus(start: Tensor, gain: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
+    """start - c a b"""
+    return torch.baddbmm(start, _per_element(gain, a), b, alpha=-1)

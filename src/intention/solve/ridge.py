@@ -19,8 +19,8 @@ from intention.solve.doors import (
     sum_neighbours,
 )
 from intention.solve.factor import EASY, Factor, mm, solve, wants_inverse
-from intention.solve.ladder import FLOAT64, PINV, QR, REFINED, Report, base_report, climb, has_float64, redo_problem, redo_rtol, values_ok
-from intention.solve.problem import Plan, Problem, fit, pick, predict, refine
+from intention.solve.ladder import FLOAT64, PINV, QR, REFINED, Report, base_report, climb, has_float64, redo_problem, redo_rtol, screen
+from intention.solve.problem import Fit, Plan, Problem, fit, pick, predict, refine
 from intention.solve.pullback import Grads, Invert, Mode, Needs, pullback, pushforward
 from intention.solve.transform import inverter
 
@@ -30,51 +30,49 @@ CANCELLED = 0.1
 _NAMED_ROUTE = {"float64": FLOAT64, "qr": QR, "pinv": PINV}
 
 
-def ridge(problem: Problem, plan: Plan, solver: str, trusted: bool) -> tuple[Tensor, Report]:
-    """Solve a batch. `trusted`: alpha is a checked number and there are no weights, so values need no check."""
+def ridge(problem: Problem, plan: Plan, solver: str, trusted: bool) -> tuple[Tensor, Report | Tensor]:
+    """Solve a batch: (out, report), where an uneventful report may be the ratios alone (`base_report` makes it whole).
+
+    `trusted`: alpha is a checked number and there are no weights, so values need no check.
+    """
     static = (plan.dual, plan.intercept, plan.scale, solver, trusted)
     if torch.compiler.is_compiling():
         out, _, _, *report = torch.ops.intention.ridge(*problem, *static)
     elif gradient_free(*problem):
-        out, _, _, *report = _forward(*problem, *static)
+        out, fitted, report = _solve(problem, plan, solver, trusted)
+        if report is None:
+            return out, fitted.factor.ratio
     else:
         out, _, _, *report = Ridge.apply(*problem, *static)
     return out, Report(*report)
 
 
+def _forward(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """(query, key, value, weight, alpha, gain, *plan, solver, trusted) -> (out, coefficients, factor, *report)."""
+    plan = Plan(*args[6:9])
+    out, fitted, report = _solve(Problem(*args[:6]), plan, *args[9:])
+    report = report or base_report(plan.dual, fitted.factor.ratio, out.dtype)
+    return out, fitted.coef, fitted.factor.matrix, *report
+
+
 @no_autocast
-def _forward(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    weight: Tensor | None,
-    alpha: Tensor,
-    gain: Tensor | None,
-    dual: bool,
-    intercept: bool,
-    scale: float,
-    solver: str,
-    trusted: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Returns (out, coefficients, factor, route, condition, error)."""
-    problem, plan = Problem(query, key, value, weight, alpha, gain).expanded(), Plan(dual, intercept, scale)
+def _solve(problem: Problem, plan: Plan, solver: str, trusted: bool) -> tuple[Tensor, Fit, Report | None]:
+    """The one implementation. No report means that nothing happened: the plain factor served every element."""
+    problem = problem.expanded()
     if solver != "auto":
         return _named(problem, plan, solver, trusted)
     fitted = fit(problem, plan, "cholesky")
     out = predict(fitted, plan)
-    ok = fitted.factor.ratio < EASY[out.dtype]
+    ratio = fitted.factor.ratio
     if not trusted:
-        ok = values_ok(ok, weight, alpha, gain)
-    coef, report = fitted.coef, None
-    if not ok.all().item():  # the one look at the host
-        out, coef, report = climb(problem, plan, fitted, out.contiguous(), ok)
-    report = report or base_report(dual, fitted.factor.ratio, out.dtype)
-    return out.contiguous(), coef.contiguous(), fitted.factor.matrix.contiguous(), *report
+        ratio = screen(ratio, problem.weight, problem.alpha, problem.gain)
+    if ratio.amax().item() < EASY[out.dtype]:  # the one look at the host; NaN is not less
+        return out, fitted, None
+    out, coef, report = climb(problem, plan, fitted, out.contiguous())
+    return out, fitted._replace(coef=coef), report
 
 
-def _named(
-    problem: Problem, plan: Plan, solver: str, trusted: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _named(problem: Problem, plan: Plan, solver: str, trusted: bool) -> tuple[Tensor, Fit, Report]:
     """One route for all, never looking at the host: elements that fail become NaN."""
     dtype = problem.query.dtype
     if solver == "float64":
@@ -83,14 +81,14 @@ def _named(
     size = None
     if solver in _NAMED_ROUTE:
         fitted, size = refine(fitted, plan)
-    ok = torch.isfinite(fitted.factor.ratio)
+    ratio = fitted.factor.ratio
     if not trusted:
-        ok = values_ok(ok, problem.weight, problem.alpha, problem.gain)
-    out = torch.where(ok[:, None, None], predict(fitted, plan), torch.nan).to(dtype)
-    report = base_report(plan.dual, fitted.factor.ratio.to(dtype), dtype)
+        ratio = screen(ratio, problem.weight, problem.alpha, problem.gain)
+    out = torch.where(torch.isfinite(ratio)[:, None, None], predict(fitted, plan), torch.nan).to(dtype)
+    report = base_report(plan.dual, ratio.to(dtype), dtype)
     if size is not None:
         report = report._replace(route=torch.full_like(report.route, _NAMED_ROUTE[solver]), error=size.to(dtype))
-    return out.contiguous(), fitted.coef.contiguous(), fitted.factor.matrix.contiguous(), *report
+    return out, fitted, report
 
 
 @no_autocast
@@ -123,7 +121,8 @@ def _by_route(
     if wide and needs.weight and problem.weight is not None:
         # a weight's gradient holds the residual V - KW, which float32 loses where the fit is close
         route = route.clamp_min(FLOAT64)
-    codes = route.unique().tolist()
+    plain = int(route.amax()) < REFINED  # the one look at the host; unique() is slow
+    codes = [0] if plain else route.unique().tolist()
     grads = None
     if codes[0] < REFINED:
         grads = _replay(problem, plan, grad, coef, matrix, "auto", needs)

@@ -41,7 +41,7 @@ from intention.solve.ladder import (
     Report,
     base_report,
     has_float64,
-    values_ok,
+    screen,
     warn_inaccurate,
 )
 from intention.solve.problem import Plan, Problem, pick
@@ -120,24 +120,18 @@ def _forward(
     if matrix is not None and route is not None:
         if solver == "auto" and bool((route > PRIMAL).any()):
             out, _ = _climb(rows, x, alpha, gain, out, route == PRIMAL, route)
-        return out.contiguous(), matrix.clone(), route.clone(), factor.ratio, factor.ratio
-    report = base_report(False, factor.ratio, rows.dtype)
-    if solver == "auto":
-        ok = factor.ratio < EASY[rows.dtype]
-        if not trusted:
-            ok = values_ok(ok, weight, alpha, gain)
-        if not ok.all().item():  # the one look at the host
-            checks.require_values(weight, alpha, gain)
-            out, report = _climb(rows, x, alpha, gain, out, ok, None)
-            warn_inaccurate(report)
-    else:
-        ok = torch.isfinite(factor.ratio)
-        if not trusted:
-            ok = values_ok(ok, weight, alpha, gain)
-        out = torch.where(ok[:, None, None], out, torch.nan)
+        return out, matrix.clone(), route.clone(), factor.ratio, factor.ratio
+    ratio = factor.ratio if trusted else screen(factor.ratio, weight, alpha, gain)
+    report = base_report(False, ratio, rows.dtype)
+    if solver != "auto":
+        out = torch.where(torch.isfinite(ratio)[:, None, None], out, torch.nan)
         code = {"cholesky": PRIMAL, "float64": FLOAT64, "qr": QR, "pinv": PINV}[solver]
         report = report._replace(route=torch.full_like(report.route, code))
-    return out.contiguous(), factor.matrix.contiguous(), *report
+    elif not ratio.amax().item() < EASY[rows.dtype]:  # the one look at the host; NaN is not less
+        checks.require_values(weight, alpha, gain)
+        out, report = _climb(rows, x, alpha, gain, out, ratio < EASY[rows.dtype], None)
+        warn_inaccurate(report)
+    return out, factor.matrix, *report
 
 
 def _factor(x: Tensor, alpha: Tensor, gain: Tensor | None, solver: str, inverse: bool) -> Factor:

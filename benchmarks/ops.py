@@ -1,0 +1,233 @@
+"""Forward and forward+backward against attention and the code a user would write.
+
+    python benchmarks/ops.py                        # the ten shapes at 1 and 2 threads, growth in N, peak memory
+    python benchmarks/ops.py --quick                # fewer repetitions
+
+Every method of a shape is timed in turn within one run and the medians are compared: these are ratios, not records. The
+accuracy ladder and all input checks are on. Results go to benchmarks/results/ops.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as TF
+from torch import Tensor
+
+import intention
+from intention import functional as F
+
+SHAPES = [  # batch * heads, N, M, d, k
+    (8, 10, 200, 1000, 1),
+    (64, 10, 10, 8, 1),
+    (256, 25, 75, 64, 5),
+    (1, 25, 75, 8192, 5),
+    (512, 128, 128, 64, 64),
+    (64, 1024, 1024, 64, 64),
+    (8, 4096, 4096, 64, 64),
+    (4096, 10, 10, 32, 32),
+]
+SIGMA_SHAPES = [(64, 1024, 1024, 64, 64), (512, 128, 128, 64, 64)]
+# Ratios to SDPA of the best pure-torch prototype (forward, forward+backward): what this code is held to.
+REFERENCE = {
+    (8, 10, 200, 1000, 1): (0.36, 0.56),
+    (64, 10, 10, 8, 1): (0.52, 0.74),
+    (256, 25, 75, 64, 5): (0.58, 0.63),
+    (1, 25, 75, 8192, 5): (0.71, 0.77),
+    (512, 128, 128, 64, 64): (1.6, 0.80),
+    (64, 1024, 1024, 64, 64): (0.14, 0.09),
+    (8, 4096, 4096, 64, 64): (0.03, 0.02),
+    (4096, 10, 10, 32, 32): (1.49, 1.17),
+}
+ALPHA = 1.0
+Call = Callable[[Tensor, Tensor, Tensor], Any]
+
+
+def written_out(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.softmax(q @ k.mT * q.shape[-1] ** -0.5, -1) @ v
+
+
+def inverse(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    eye = torch.eye(k.shape[-1])
+    return q @ torch.linalg.inv(k.mT @ k + ALPHA * eye) @ k.mT @ v
+
+
+def solved(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    eye = torch.eye(k.shape[-1])
+    return q @ torch.linalg.solve(k.mT @ k + ALPHA * eye, k.mT @ v)
+
+
+def ours(q: Tensor, k: Tensor, v: Tensor) -> Any:
+    return F.intention(q, k, v, alpha=ALPHA)
+
+
+def sigma(q: Tensor, k: Tensor, v: Tensor) -> Any:
+    return F.sigma_intention(q, k, v, alpha=ALPHA)
+
+
+SDPA: Call = TF.scaled_dot_product_attention
+METHODS: dict[str, Call] = {
+    "sdpa": SDPA,
+    "softmax written out": written_out,
+    "linear attention": F.linear_attention,
+    "inv": inverse,
+    "solve": solved,
+    "intention": ours,
+}
+
+
+def make(shape: tuple[int, ...], grad: bool) -> list[Tensor]:
+    """4-D inputs (B, H, points, features): on 3-D input SDPA takes an unfused path, which would flatter us."""
+    batch, n, m, d, k = shape
+    heads = 8 if batch % 8 == 0 else 1
+    gen = torch.Generator().manual_seed(0)
+    return [
+        torch.randn(batch // heads, heads, *s, generator=gen, requires_grad=grad) for s in ((m, d), (n, d), (n, k))
+    ]
+
+
+def once(call: Call, inputs: list[Tensor], upstream: Tensor | None) -> float:
+    start = time.perf_counter()
+    out = call(*inputs)
+    if upstream is not None:
+        torch.autograd.grad(out, inputs, upstream)
+    return time.perf_counter() - start
+
+
+def compare(methods: dict[str, Call], shape: tuple[int, ...], grad: bool, seconds: float) -> dict[str, float]:
+    """Median seconds of each method, timed in turn for about `seconds` of SDPA-sized work."""
+    inputs = make(shape, grad)
+    batch, _, m, _, k = shape
+    heads = inputs[0].shape[1]
+    upstream = torch.randn(batch // heads, heads, m, k) if grad else None
+    rounds = {name: [once(call, inputs, upstream)] for name, call in methods.items()}  # warm-up
+    slow = {name for name, t in rounds.items() if t[0] > 3 * seconds}  # the naive lines take minutes on some shapes
+    total = sum(t[0] for name, t in rounds.items() if name not in slow)
+    repeats = max(5, min(300, math.ceil(seconds / max(total, 1e-6))))
+    for name in methods:
+        if name not in slow:
+            rounds[name].clear()
+    for _ in range(repeats):
+        for name, call in methods.items():
+            if name not in slow:
+                rounds[name].append(once(call, inputs, upstream))
+    return {name: statistics.median(t) for name, t in rounds.items()}
+
+
+def line(shape: tuple[int, ...], times: dict[str, float], label: str) -> str:
+    base = times["sdpa"]
+    cells = "".join(f"{times[name] / base:>11.3f}" for name in times if name != "sdpa")
+    return f"{shape!s:28s} {label:8s} {base * 1e3:10.3f}{cells}"
+
+
+def ops(threads: int, seconds: float) -> list[dict[str, Any]]:
+    torch.set_num_threads(threads)
+    rows = []
+    print(f"\n{threads} thread(s): SDPA in ms, the others as multiples of it")
+    for methods, shapes in ((METHODS, SHAPES), ({"sdpa": SDPA, "sigma_intention": sigma}, SIGMA_SHAPES)):
+        print(f"{'(B*H, N, M, d, k)':28s} {'':8s} {'sdpa ms':>10s}" + "".join(f"{n[:10]:>11s}" for n in methods if n != "sdpa"))
+        for shape in shapes:
+            for position, grad in enumerate((False, True)):
+                times = compare(methods, shape, grad, seconds)
+                label = "fwd+bwd" if grad else "fwd"
+                text = line(shape, times, label)
+                if "intention" in times:
+                    ratio, limit = times["intention"] / times["sdpa"], REFERENCE[shape][position]
+                    slack = 1.4 if times["sdpa"] < 1e-3 else 1.15
+                    text += f"   reference {limit:.2f} {'ok' if ratio <= limit * slack else 'ABOVE'}"
+                print(text, flush=True)
+                rows.append({"shape": shape, "pass": label, "threads": threads, "seconds": times})
+    return rows
+
+
+def growth(seconds: float) -> list[dict[str, Any]]:
+    """N = 64 ... 65,536 at d = 64, one head, as many queries as keys; quadratic methods stop where they take too long."""
+    torch.set_num_threads(1)
+    methods = {"sdpa": SDPA, "softmax written out": written_out, "linear attention": F.linear_attention, "intention": ours}
+    rows = []
+    print("\ngrowth in N at d = 64, 1 thread: SDPA in ms, the others as multiples of it")
+    print(f"{'':37s} {'sdpa ms':>10s}" + "".join(f"{n[:10]:>11s}" for n in methods if n != "sdpa"))
+    for n in (64, 256, 1024, 4096, 16384, 65536):
+        chosen = {k: v for k, v in methods.items() if k != "softmax written out" or n <= 16384}
+        for grad in (False, True):
+            shape = (1, n, n, 64, 64)
+            times = compare(chosen, shape, grad, seconds)
+            label = "fwd+bwd" if grad else "fwd"
+            print(line(shape, times, label), flush=True)
+            rows.append({"shape": shape, "pass": label, "threads": 1, "seconds": times})
+    return rows
+
+
+def peak_bytes(call: Call, inputs: list[Tensor], upstream: Tensor | None) -> int:
+    """Most bytes of tensors alive at once during a call, beyond its inputs (torch's own allocation events)."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as prof:
+        out = call(*inputs)
+        if upstream is not None:
+            torch.autograd.grad(out, inputs, upstream)
+    alive = peak = 0
+    events = [e for e in prof.profiler.kineto_results.events() if e.name() == "[memory]"]  # type: ignore[union-attr]
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        alive += event.nbytes()
+        peak = max(peak, alive)
+    return peak
+
+
+def memory() -> list[dict[str, Any]]:
+    rows = []
+    print("\npeak memory beyond the inputs, as a multiple of inputs + output (one head, d = k = 64)")
+    print(f"{'N':>8s}{'':>10s}" + "".join(f"{n[:10]:>12s}" for n in ("sdpa", "written", "intention")))
+    for n in (1024, 4096, 65536):
+        for grad in (False, True):
+            inputs = make((1, n, n, 64, 64), grad)
+            upstream = torch.randn(1, 1, n, 64) if grad else None
+            unit = 4 * sum(x.numel() * x.element_size() for x in inputs) // 3
+            chosen = {"sdpa": SDPA, "softmax written out": written_out, "intention": ours}
+            if n > 4096:
+                chosen.pop("softmax written out")
+            peaks = {name: peak_bytes(call, inputs, upstream) for name, call in chosen.items()}
+            label = "fwd+bwd" if grad else "fwd"
+            cells = "".join(f"{peaks[c] / unit:>12.2f}" if c in peaks else f"{'-':>12s}" for c in ("sdpa", "softmax written out", "intention"))
+            print(f"{n:>8d}{label:>10s}{cells}", flush=True)
+            rows.append({"n": n, "pass": label, "inputs_and_output_bytes": unit, "peak_bytes": peaks})
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer repetitions")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--only", choices=["ops", "growth", "memory"], help="one part, nothing written")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "ops.json")
+    args = parser.parse_args()
+    seconds = 0.5 if args.quick else 4.0
+    result: dict[str, Any] = {
+        "torch": torch.__version__,
+        "intention": intention.__version__,
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {torch.backends.cpu.get_cpu_capability()}",
+        "alpha": ALPHA,
+        "dtype": "float32",
+    }
+    if args.only in (None, "ops"):
+        result["ops"] = [row for threads in args.threads for row in ops(threads, seconds)]
+    if args.only in (None, "growth"):
+        result["growth"] = growth(seconds / 2)
+    if args.only in (None, "memory"):
+        result["memory"] = memory()
+    if args.only is None:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        args.out.write_text(json.dumps(result, indent=1) + "\n")
+        print(f"\nwritten to {args.out}")
+
+
+if __name__ == "__main__":
+    main()
