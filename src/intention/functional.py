@@ -16,7 +16,7 @@ from torch import Tensor
 from intention import checks, layout, masks
 from intention.layout import Inputs
 from intention.masks import Counted
-from intention.solve.ladder import ROUTES, Report, base_report
+from intention.solve.ladder import DUAL, PRIMAL, ROUTES, Report, unpack
 from intention.solve.problem import Plan, Problem
 from intention.solve.ridge import ridge
 from intention.solve.transform import Points, transform
@@ -172,8 +172,8 @@ def intention(
 
         def solve(part: Problem, trusted: bool) -> tuple[Tensor, Report]:
             plan = Plan(_is_dual(solver, part.key), intercept, scale)
-            out, report = ridge(part, plan, solver, trusted)
-            return out, report if isinstance(report, Report) else base_report(plan.dual, report, out.dtype)
+            out, packed = ridge(part, plan, solver, trusted)
+            return out, unpack(packed, plan.dual, out.dtype)
 
         out, report = _per_query(inputs, counted.per_query, solve)
     else:
@@ -182,13 +182,10 @@ def intention(
         flat, restore = layout.flatten(inputs)
         problem, trusted = _problem(flat)
         plan = Plan(_is_dual(solver, problem.key), intercept, scale)
-        out, report = ridge(problem, plan, solver, trusted)
-        out = restore(out)
-        if return_info:
-            report = report if isinstance(report, Report) else base_report(plan.dual, report, out.dtype)
-            report = _unflatten_report(report, inputs)
+        out, packed = ridge(problem, plan, solver, trusted)
+        out, report = restore(out), _unflatten_report(packed, plan.dual, inputs)
     out = unsplit(out).to(dtype)
-    return (out, Info(*report)) if return_info else out
+    return (out, _info(report)) if return_info else out
 
 
 def sigma_intention(
@@ -226,14 +223,15 @@ def sigma_intention(
     if 0 in (*inputs.query.shape, *inputs.key.shape, *inputs.value.shape):
         out, report = inputs.query @ (inputs.key.mT @ inputs.value), _empty_report(inputs)
         out = unsplit(out).to(dtype)
-        return (out, Info(*report)) if return_info else out
+        return (out, _info(report)) if return_info else out
     keys = inputs.key
     if is_causal or counted.per_query is not None:
 
         def solve(part: Problem, trusted: bool) -> tuple[Tensor, Report]:
             centred = part.expanded().centred()[0] if intercept else part
             points = Points(part.query, centred.key, part.weight, part.alpha, part.gain)
-            return transform(points, _transform_solver(solver), trusted)
+            out, packed = transform(points, _transform_solver(solver), trusted)
+            return out, unpack(packed, False, out.dtype)
 
         moved, report = _per_query(inputs, counted.per_query, solve)
     else:
@@ -249,7 +247,7 @@ def sigma_intention(
     out = unsplit(_softmax_attention(moved, keys, values, mask, dropout_p, is_causal, scale, False))
     if counted.weight is not None and counted.weight.requires_grad:
         out = torch.where((counted.weight > 0).any(-1)[..., None, None], out, 0.0)
-    return (out, Info(*report)) if return_info else out
+    return (out, _info(report)) if return_info else out
 
 
 # --- preparing a call -------------------------------------------------------------------------------------------------
@@ -383,14 +381,18 @@ def _weigh_mask(inputs: Inputs, keep: Tensor) -> Inputs:
     return inputs._replace(weight=kept if inputs.weight is None else inputs.weight * kept)
 
 
-def _unflatten_report(report: Report, inputs: Inputs) -> Report:
+def _unflatten_report(packed: Tensor, dual: bool, inputs: Inputs) -> Report:
     lead = layout.context_lead(inputs)
-    return Report(*(x.reshape(lead) for x in report))
+    return Report(*(x.reshape(lead) for x in unpack(packed, dual, inputs.key.dtype)))
+
+
+def _info(report: Report) -> Info:
+    return Info(report.route.to(torch.int8), report.condition, report.error)
 
 
 def _empty_report(inputs: Inputs) -> Report:
     one = inputs.key.new_zeros(layout.context_lead(inputs))
-    return Report(one.to(torch.int8), one + 1, one)
+    return Report(one, one + 1, one)
 
 
 # --- query by query ---------------------------------------------------------------------------------------------------
@@ -472,16 +474,13 @@ def _transform_shared(inputs: Inputs, solver: str) -> tuple[Tensor, Tensor, Repo
     problem, trusted = _problem(flat)
     if dual:
         points = Points(problem.key.mT, problem.key.mT, None, problem.alpha, problem.gain)
-        moved, report = transform(points, _transform_solver(solver), trusted)
-        return inputs.query, restore(moved.mT), _unflatten_report(_as_dual(report), inputs)
+        moved, packed = transform(points, _transform_solver(solver), trusted)
+        report = _unflatten_report(packed, True, inputs)
+        report = report._replace(route=torch.where(report.route == PRIMAL, DUAL, report.route))
+        return inputs.query, restore(moved.mT), report
     points = Points(problem.query, problem.key, problem.weight, problem.alpha, problem.gain)
-    moved, report = transform(points, _transform_solver(solver), trusted)
-    return restore(moved), inputs.key, _unflatten_report(report, inputs)
-
-
-def _as_dual(report: Report) -> Report:
-    primal, dual = ROUTES.index("primal"), ROUTES.index("dual")
-    return report._replace(route=torch.where(report.route == primal, dual, report.route).to(report.route.dtype))
+    moved, packed = transform(points, _transform_solver(solver), trusted)
+    return restore(moved), inputs.key, _unflatten_report(packed, False, inputs)
 
 
 def _centred_key(inputs: Inputs, keep: Tensor | None) -> Tensor:

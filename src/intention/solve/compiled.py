@@ -14,6 +14,7 @@ from torch.library import custom_op
 
 from intention.solve import ridge, transform
 from intention.solve.doors import gather_batch, scatter_batch
+from intention.solve.ladder import pack, unpack
 from intention.solve.problem import Plan, Problem
 from intention.solve.pullback import Needs
 from intention.solve.transform import Points
@@ -21,12 +22,17 @@ from intention.solve.transform import Points
 Opt = Optional[Tensor]  # noqa: UP045 - custom_op reads the annotations itself
 
 
-def _fake_report(like: Tensor, batch: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return like.new_empty(batch, dtype=torch.int8), like.new_empty(batch), like.new_empty(batch)
-
-
 def _factor_dtype(like: Tensor, solver: str) -> torch.dtype:
     return torch.float64 if solver == "float64" else like.dtype
+
+
+def _plain(*tensors: Tensor) -> tuple[Tensor, ...]:
+    return tuple(x.contiguous() for x in tensors)  # inductor asserts on strides
+
+
+def _whole(packed: Tensor, dual: bool, dtype: torch.dtype) -> Tensor:
+    """A report of the shape that does not depend on what happened."""
+    return pack(unpack(packed, dual, dtype))
 
 
 def _ridge(
@@ -41,9 +47,10 @@ def _ridge(
     scale: float,
     solver: str,
     trusted: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    out = ridge._forward(query, key, value, weight, alpha, gain, dual, intercept, scale, solver, trusted)
-    return tuple(x.contiguous() for x in out)  # type: ignore[return-value] - inductor asserts on strides
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    problem, plan = Problem(query, key, value, weight, alpha, gain), Plan(dual, intercept, scale)
+    out, fitted, packed = ridge._solve(problem, plan, solver, trusted)
+    return _plain(out, fitted.coef, fitted.factor.matrix, _whole(packed, dual, out.dtype))  # type: ignore[return-value]
 
 
 def _ridge_fake(query: Any, key: Any, value: Any, weight: Any, alpha: Any, gain: Any, dual: Any, *rest: Any) -> Any:
@@ -55,7 +62,7 @@ def _ridge_fake(query: Any, key: Any, value: Any, weight: Any, alpha: Any, gain:
         query.new_empty(batch, m, k),
         query.new_empty(batch, size, k, dtype=factor_dtype),
         query.new_empty(batch, size, size, dtype=factor_dtype),
-        *_fake_report(query, batch),
+        query.new_empty(batch, 3),
     )
 
 
@@ -69,7 +76,7 @@ def _ridge_backward(
     gain: Opt,
     coef: Tensor,
     matrix: Tensor,
-    route: Tensor,
+    packed: Tensor,
     dual: bool,
     intercept: bool,
     scale: float,
@@ -77,7 +84,7 @@ def _ridge_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     problem = Problem(query, key, value, weight, alpha, gain)
     plan = Plan(dual, intercept, scale)
-    grads = ridge._backward(grad, problem, coef, matrix, route, plan, solver, Needs(weight=weight is not None))
+    grads = ridge._backward(grad, problem, coef, matrix, packed, plan, solver, Needs(weight=weight is not None))
     return tuple(grad.new_empty(0) if g is None else g.contiguous() for g in grads[:6])  # type: ignore[return-value]
 
 
@@ -89,12 +96,12 @@ def _ridge_backward_fake(grad: Any, query: Any, key: Any, value: Any, weight: An
 
 def _ridge_setup(ctx: Any, inputs: Any, output: Any) -> None:
     ctx.static = inputs[6:10]
-    ctx.save_for_backward(*inputs[:6], *output[1:4])
+    ctx.save_for_backward(*inputs[:6], *output[1:])
 
 
 def _ridge_grad(ctx: Any, grad: Any, *_: Any) -> Any:
-    *tensors, coef, matrix, route = ctx.saved_tensors
-    grads = torch.ops.intention.ridge_backward(grad, *tensors, coef, matrix, route, *ctx.static)
+    *tensors, coef, matrix, packed = ctx.saved_tensors
+    grads = torch.ops.intention.ridge_backward(grad, *tensors, coef, matrix, packed, *ctx.static)
     return *(None if x is None else g for x, g in zip(tensors, grads, strict=True)), *(None,) * 5
 
 
@@ -108,17 +115,16 @@ def _transform(
     inverse: bool,
     trusted: bool,
     matrix: Opt,
-    route: Opt,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    out = transform._forward(rows, key, weight, alpha, gain, solver, inverse, trusted, matrix, route)
-    return tuple(x.contiguous() for x in out)  # type: ignore[return-value]
+    packed: Opt,
+) -> tuple[Tensor, Tensor, Tensor]:
+    out, factor, packed = transform._forward(rows, key, weight, alpha, gain, solver, inverse, trusted, matrix, packed)
+    return _plain(out, factor, _whole(packed, False, factor.dtype))  # type: ignore[return-value]
 
 
 def _transform_fake(rows: Any, key: Any, weight: Any, alpha: Any, gain: Any, solver: Any, *_: Any) -> Any:
     batch, n = rows.shape[0], rows.shape[2]
     matrix = rows.new_empty(batch, n, n, dtype=_factor_dtype(rows, solver))
-    report = _fake_report(matrix, batch)
-    return rows.new_empty(rows.shape), matrix, *report
+    return rows.new_empty(rows.shape), matrix, matrix.new_empty(batch, 3)
 
 
 def _transform_backward(
@@ -130,12 +136,12 @@ def _transform_backward(
     gain: Opt,
     out: Tensor,
     matrix: Tensor,
-    route: Tensor,
+    packed: Tensor,
     solver: str,
     inverse: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     points = Points(rows, key, weight, alpha, gain)
-    grads = transform._pull(grad, points, out, matrix, route, solver, inverse)
+    grads = transform._pull(grad, points, out, matrix, packed, solver, inverse)
     return tuple(grad.new_empty(0) if g is None else g.contiguous() for g in grads)  # type: ignore[return-value]
 
 
@@ -145,12 +151,12 @@ def _transform_backward_fake(grad: Any, rows: Any, key: Any, weight: Any, alpha:
 
 def _transform_setup(ctx: Any, inputs: Any, output: Any) -> None:
     ctx.static = inputs[5:7]
-    ctx.save_for_backward(*inputs[:5], *output[:3])
+    ctx.save_for_backward(*inputs[:5], *output)
 
 
 def _transform_grad(ctx: Any, grad: Any, *_: Any) -> Any:
-    *tensors, out, matrix, route = ctx.saved_tensors
-    grads = torch.ops.intention.transform_backward(grad, *tensors, out, matrix, route, *ctx.static)
+    *tensors, out, matrix, packed = ctx.saved_tensors
+    grads = torch.ops.intention.transform_backward(grad, *tensors, out, matrix, packed, *ctx.static)
     return *(None if x is None else g for x, g in zip(tensors, grads, strict=True)), *(None,) * 5
 
 

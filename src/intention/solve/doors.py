@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-
-from intention.solve.ladder import REFINED
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -39,12 +38,10 @@ def gradient_free(*tensors: Tensor | None) -> bool:
     return getattr(forward_ad, "_current_level", 0) < 0
 
 
-def is_hard(route: Tensor) -> bool:
-    """Whether an element needed more than the plain factor; taken as true where vmap hides the answer."""
-    try:
-        return bool((route >= REFINED).any())
-    except RuntimeError:
-        return True
+def accept_any_arguments(function: type[torch.autograd.Function]) -> None:
+    """torch binds the arguments of `apply` by inspection, 30 us a call; a ready signature makes that 3."""
+    anything = inspect.Signature([inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL)])
+    function.forward.__signature__ = anything  # type: ignore[attr-defined]
 
 
 def gather_batch(x: Any, dim: int | None, size: int) -> Any:

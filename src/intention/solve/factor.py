@@ -31,8 +31,8 @@ class Factor(NamedTuple):
 
 
 def mm(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b, batched. With few columns BLAS is 3-10 times faster on the transposed product."""
-    if b.shape[-1] <= 8:
+    """a @ b, batched. With few columns and many rows BLAS is 3-10 times faster on the transposed product."""
+    if b.shape[-1] <= 8 and a.shape[-2] >= 32:
         return torch.bmm(b.mT, a.mT).mT
     return torch.bmm(a, b)
 
@@ -47,7 +47,7 @@ def gram(x: Tensor, alpha: Tensor, gain: Tensor | None) -> Tensor:
     sigma = torch.bmm(x.mT, x)
     if gain is not None:
         sigma = sigma * gain[:, None, None]
-    sigma.diagonal(0, -2, -1).add_(alpha[:, None])
+    sigma.diagonal(0, -2, -1).add_(alpha.unsqueeze(-1))
     return sigma
 
 

@@ -33,14 +33,29 @@ class AccuracyWarning(UserWarning):
 class Report(NamedTuple):
     """Per element: the route that produced the answer, a lower bound of cond(Sigma), the estimated relative error."""
 
-    route: Tensor  # (B,) int8, an index into ROUTES
-    condition: Tensor  # (B,) float
-    error: Tensor  # (B,) float
+    route: Tensor  # (B,) an index into ROUTES, as a float
+    condition: Tensor  # (B,)
+    error: Tensor  # (B,)
 
 
 def base_report(dual: bool, ratio: Tensor, dtype: torch.dtype) -> Report:
-    route = ratio.new_full(ratio.shape, DUAL if dual else PRIMAL, dtype=torch.int8)
+    """The report of a plain factor."""
+    route = torch.full_like(ratio, DUAL if dual else PRIMAL)
     return Report(route, ratio, ratio * torch.finfo(dtype).eps)
+
+
+def pack(report: Report) -> Tensor:
+    """(B, 3), the form in which a report goes through the doors. Ratios alone, (B,), say that nothing happened."""
+    return torch.stack(report, -1)
+
+
+def unpack(packed: Tensor, dual: bool, dtype: torch.dtype) -> Report:
+    return base_report(dual, packed, dtype) if packed.dim() == 1 else Report(*packed.unbind(-1))
+
+
+def uneventful(packed: Tensor) -> bool:
+    """Whether the plain factor served every element; known without reading the host."""
+    return packed.dim() == 1
 
 
 def has_float64(device: torch.device) -> bool:

@@ -11,15 +11,29 @@ import torch
 from torch import Tensor
 
 from intention.solve.doors import (
+    accept_any_arguments,
     scatter_batch,
     gather_batch,
     gradient_free,
-    is_hard,
     no_autocast,
     sum_neighbours,
 )
 from intention.solve.factor import EASY, Factor, mm, solve, wants_inverse
-from intention.solve.ladder import FLOAT64, PINV, QR, REFINED, Report, base_report, climb, has_float64, redo_problem, redo_rtol, screen
+from intention.solve.ladder import (
+    FLOAT64,
+    PINV,
+    QR,
+    REFINED,
+    base_report,
+    climb,
+    has_float64,
+    pack,
+    redo_problem,
+    redo_rtol,
+    screen,
+    uneventful,
+    unpack,
+)
 from intention.solve.problem import Fit, Plan, Problem, fit, pick, predict, refine
 from intention.solve.pullback import Grads, Invert, Mode, Needs, pullback, pushforward
 from intention.solve.transform import inverter
@@ -30,34 +44,23 @@ CANCELLED = 0.1
 _NAMED_ROUTE = {"float64": FLOAT64, "qr": QR, "pinv": PINV}
 
 
-def ridge(problem: Problem, plan: Plan, solver: str, trusted: bool) -> tuple[Tensor, Report | Tensor]:
-    """Solve a batch: (out, report), where an uneventful report may be the ratios alone (`base_report` makes it whole).
+def ridge(problem: Problem, plan: Plan, solver: str, trusted: bool) -> tuple[Tensor, Tensor]:
+    """Solve a batch: (out, packed report).
 
     `trusted`: alpha is a checked number and there are no weights, so values need no check.
     """
-    static = (plan.dual, plan.intercept, plan.scale, solver, trusted)
     if torch.compiler.is_compiling():
-        out, _, _, *report = torch.ops.intention.ridge(*problem, *static)
+        out, _, _, packed = torch.ops.intention.ridge(*problem, *plan, solver, trusted)
     elif gradient_free(*problem):
-        out, fitted, report = _solve(problem, plan, solver, trusted)
-        if report is None:
-            return out, fitted.factor.ratio
+        out, _, packed = _solve(problem, plan, solver, trusted)
     else:
-        out, _, _, *report = Ridge.apply(*problem, *static)
-    return out, Report(*report)
-
-
-def _forward(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """(query, key, value, weight, alpha, gain, *plan, solver, trusted) -> (out, coefficients, factor, *report)."""
-    plan = Plan(*args[6:9])
-    out, fitted, report = _solve(Problem(*args[:6]), plan, *args[9:])
-    report = report or base_report(plan.dual, fitted.factor.ratio, out.dtype)
-    return out, fitted.coef, fitted.factor.matrix, *report
+        out, _, _, packed = Ridge.apply(*problem, *plan, solver, trusted)
+    return out, packed
 
 
 @no_autocast
-def _solve(problem: Problem, plan: Plan, solver: str, trusted: bool) -> tuple[Tensor, Fit, Report | None]:
-    """The one implementation. No report means that nothing happened: the plain factor served every element."""
+def _solve(problem: Problem, plan: Plan, solver: str, trusted: bool) -> tuple[Tensor, Fit, Tensor]:
+    """The one implementation: (out, fit, packed report)."""
     problem = problem.expanded()
     if solver != "auto":
         return _named(problem, plan, solver, trusted)
@@ -67,12 +70,12 @@ def _solve(problem: Problem, plan: Plan, solver: str, trusted: bool) -> tuple[Te
     if not trusted:
         ratio = screen(ratio, problem.weight, problem.alpha, problem.gain)
     if ratio.amax().item() < EASY[out.dtype]:  # the one look at the host; NaN is not less
-        return out, fitted, None
+        return out, fitted, ratio
     out, coef, report = climb(problem, plan, fitted, out.contiguous())
-    return out, fitted._replace(coef=coef), report
+    return out, fitted._replace(coef=coef), pack(report)
 
 
-def _named(problem: Problem, plan: Plan, solver: str, trusted: bool) -> tuple[Tensor, Fit, Report]:
+def _named(problem: Problem, plan: Plan, solver: str, trusted: bool) -> tuple[Tensor, Fit, Tensor]:
     """One route for all, never looking at the host: elements that fail become NaN."""
     dtype = problem.query.dtype
     if solver == "float64":
@@ -88,7 +91,7 @@ def _named(problem: Problem, plan: Plan, solver: str, trusted: bool) -> tuple[Te
     report = base_report(plan.dual, ratio.to(dtype), dtype)
     if size is not None:
         report = report._replace(route=torch.full_like(report.route, _NAMED_ROUTE[solver]), error=size.to(dtype))
-    return out, fitted, report
+    return out, fitted, pack(report)
 
 
 @no_autocast
@@ -97,7 +100,7 @@ def _backward(
     problem: Problem,
     coef: Tensor,
     matrix: Tensor,
-    route: Tensor,
+    packed: Tensor,
     plan: Plan,
     solver: str,
     needs: Needs,
@@ -108,21 +111,24 @@ def _backward(
     if solver != "auto":
         grads = _replay(problem, plan, grad, coef, matrix, solver, needs)
     else:
-        grads = _by_route(problem, plan, grad, coef, matrix, route, needs)
+        grads = _by_route(problem, plan, grad, coef, matrix, packed, needs)
     times = shared.query.shape[0] // max(shared.key.shape[0], 1)
     return grads._replace(key=sum_neighbours(grads.key, times), value=sum_neighbours(grads.value, times))
 
 
 def _by_route(
-    problem: Problem, plan: Plan, grad: Tensor, coef: Tensor, matrix: Tensor, route: Tensor, needs: Needs
+    problem: Problem, plan: Plan, grad: Tensor, coef: Tensor, matrix: Tensor, packed: Tensor, needs: Needs
 ) -> Grads:
     """All elements by the plain factor, then those of every other route again, their own way."""
     wide = grad.dtype != torch.float64 and has_float64(grad.device)
-    if wide and needs.weight and problem.weight is not None:
+    needs_weight = needs.weight and problem.weight is not None
+    if uneventful(packed) and not (wide and (needs.alpha or needs_weight)):
+        return _replay(problem, plan, grad, coef, matrix, "auto", needs)
+    route = unpack(packed, plan.dual, grad.dtype).route
+    if wide and needs_weight:
         # a weight's gradient holds the residual V - KW, which float32 loses where the fit is close
         route = route.clamp_min(FLOAT64)
-    plain = int(route.amax()) < REFINED  # the one look at the host; unique() is slow
-    codes = [0] if plain else route.unique().tolist()
+    codes = [int(code) for code in route.unique().tolist()]
     grads = None
     if codes[0] < REFINED:
         grads = _replay(problem, plan, grad, coef, matrix, "auto", needs)
@@ -156,7 +162,7 @@ def _replay(
     factor = Factor(matrix, inverse, matrix)
     mode = Mode(refined=solver in _NAMED_ROUTE, deficient=solver == "pinv")
     grads = pullback(problem, plan, grad, lambda y: solve(factor, y), coef, needs, mode)
-    return Grads(*(None if g is None else g.to(dtype) for g in grads))
+    return grads if matrix.dtype == dtype else _cast(grads, dtype)
 
 
 def _redo(
@@ -184,6 +190,10 @@ def _redo(
     g = pick(grad, index, sub.query.dtype)
     mode = Mode(refined=True, deficient=code == PINV)
     grads = pullback(sub, plan, g, lambda y: solve(factor, y), coef, needs, mode)
+    return _cast(grads, dtype)
+
+
+def _cast(grads: Grads, dtype: torch.dtype) -> Grads:
     return Grads(*(None if g is None else g.to(dtype) for g in grads))
 
 
@@ -203,48 +213,51 @@ class Ridge(torch.autograd.Function):
 
     @staticmethod
     def forward(*args: Any) -> Any:
-        return _forward(*args)
+        """(*problem, *plan, solver, trusted) -> (out, coefficients, factor, packed report)"""
+        out, fitted, packed = _solve(Problem(*args[:6]), Plan(*args[6:9]), *args[9:])
+        return out, fitted.coef, fitted.factor.matrix, packed
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         dual, intercept, scale, ctx.solver, _ = inputs[6:]
         ctx.plan = Plan(dual, intercept, scale)
-        _, coef, matrix, route, _, _ = output
         ctx.mark_non_differentiable(*output[1:])
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*inputs[:6], coef, matrix, route)
-        ctx.save_for_forward(*inputs[:6], coef, matrix, route)
+        ctx.save_for_backward(*inputs[:6], *output[1:])
+        ctx.save_for_forward(*inputs[:6], *output[1:])
 
     @staticmethod
     def backward(ctx: Any, grad: Any, *_: Any) -> Any:
         if grad is None:
             return (None,) * 11
-        *tensors, coef, matrix, route = ctx.saved_tensors
+        *tensors, coef, matrix, packed = ctx.saved_tensors
         problem, needs = Problem(*tensors), Needs(*ctx.needs_input_grad[:6])
         if torch.is_grad_enabled():
-            grads = _differentiable(grad, problem, route, ctx.plan, ctx.solver, needs)
+            grads = _differentiable(grad, problem, packed, ctx.plan, ctx.solver, needs)
         else:
-            grads = _backward(grad, problem, coef, matrix, route, ctx.plan, ctx.solver, needs)
+            grads = _backward(grad, problem, coef, matrix, packed, ctx.plan, ctx.solver, needs)
         return *grads[:6], *(None,) * 5
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
-        *tensors, _, _, route = ctx.saved_tensors
-        out = _tangent(Problem(*tensors), tangents[:6], route, ctx.plan, ctx.solver)
-        return out, None, None, None, None, None
+        *tensors, _, _, packed = ctx.saved_tensors
+        return _tangent(Problem(*tensors), tangents[:6], packed, ctx.plan, ctx.solver), None, None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
         size = info.batch_size
         out = Ridge.apply(*(gather_batch(a, d, size) for a, d in zip(args, in_dims, strict=True)))
-        return tuple(scatter_batch(x, size) for x in out), (0,) * 6
+        return tuple(scatter_batch(x, size) for x in out), (0,) * 4
+
+
+accept_any_arguments(Ridge)
 
 
 def _differentiable_setting(
-    problem: Problem, route: Tensor, plan: Plan, solver: str, moving_weight: bool
+    problem: Problem, packed: Tensor, plan: Plan, solver: str, moving_weight: bool
 ) -> tuple[Problem, Plan, str]:
     """Precision, form and solver in which derivatives of the pullback are taken."""
-    hard = solver == "float64" or (solver == "auto" and is_hard(route))
+    hard = solver == "float64" or (solver == "auto" and not uneventful(packed))
     if hard and has_float64(problem.query.device):
         problem = problem.take(None, torch.float64)
     if moving_weight:
@@ -254,12 +267,12 @@ def _differentiable_setting(
 
 @no_autocast
 def _differentiable(
-    grad: Tensor, problem: Problem, route: Tensor, plan: Plan, solver: str, needs: Needs
+    grad: Tensor, problem: Problem, packed: Tensor, plan: Plan, solver: str, needs: Needs
 ) -> Grads:
     """The pullback as a differentiable function of everything it is made of."""
     times = problem.query.shape[0] // max(problem.key.shape[0], 1)
     moving = problem.weight is not None and (needs.weight or problem.weight.requires_grad)
-    wide, plan, inner = _differentiable_setting(problem, route, plan, solver, moving)
+    wide, plan, inner = _differentiable_setting(problem, packed, plan, solver, moving)
     refined = solver not in ("primal", "dual") and wide.query.dtype == torch.float64
     centred = wide.centred()[0] if plan.intercept else wide
     invert = inverter(centred, plan, inner)
@@ -267,11 +280,11 @@ def _differentiable(
     mode = Mode(refined, deficient=inner in ("auto", "pinv"))
     grads = pullback(wide, plan, grad.to(wide.query.dtype), invert, coef, needs, mode)
     grads = grads._replace(key=sum_neighbours(grads.key, times), value=sum_neighbours(grads.value, times))
-    return Grads(*(None if g is None else g.to(grad.dtype) for g in grads))
+    return _cast(grads, grad.dtype)
 
 
 @no_autocast
-def _tangent(problem: Problem, tangents: Any, route: Tensor, plan: Plan, solver: str) -> Tensor:
+def _tangent(problem: Problem, tangents: Any, packed: Tensor, plan: Plan, solver: str) -> Tensor:
     filled = Problem(
         *(
             t if t is not None or x is None or i in (3, 5) else torch.zeros_like(x)
@@ -279,7 +292,7 @@ def _tangent(problem: Problem, tangents: Any, route: Tensor, plan: Plan, solver:
         )
     )
     moving = tangents[3] is not None
-    wide, plan, inner = _differentiable_setting(problem, route, plan, solver, moving)
+    wide, plan, inner = _differentiable_setting(problem, packed, plan, solver, moving)
     centred = wide.centred()[0] if plan.intercept else wide
     tangent = filled.expanded().take(None, wide.query.dtype)
     return pushforward(wide, tangent, plan, inverter(centred, plan, inner)).to(problem.query.dtype)

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from intention import checks
 from intention.solve.doors import (
+    accept_any_arguments,
     gather_batch,
     gradient_free,
-    is_hard,
     no_autocast,
     scatter_batch,
     sum_neighbours,
@@ -41,7 +41,10 @@ from intention.solve.ladder import (
     Report,
     base_report,
     has_float64,
+    pack,
     screen,
+    uneventful,
+    unpack,
     warn_inaccurate,
 )
 from intention.solve.problem import Plan, Problem, pick
@@ -57,16 +60,16 @@ class Points(NamedTuple):
     gain: Tensor | None  # (B,)
 
 
-def transform(points: Points, solver: str, trusted: bool) -> tuple[Tensor, Report]:
-    """X = rows Sigma^-1. `solver` is "auto", "cholesky", "qr", "pinv" or "float64"."""
+def transform(points: Points, solver: str, trusted: bool) -> tuple[Tensor, Tensor]:
+    """X = rows Sigma^-1 and a packed report. `solver` is "auto", "cholesky", "qr", "pinv" or "float64"."""
     inverse = wants_inverse(points.key.shape[-1], points.rows.shape[-2])
     if torch.compiler.is_compiling():
-        out, _, *report = torch.ops.intention.transform(*points, solver, inverse, trusted, None, None)
+        out, _, packed = torch.ops.intention.transform(*points, solver, inverse, trusted, None, None)
     elif gradient_free(*points):
-        out, _, *report = _forward(*points, solver, inverse, trusted, None, None)
+        out, _, packed = _forward(*points, solver, inverse, trusted, None, None)
     else:
-        out, _, *report = Transform.apply(*points, solver, inverse, trusted, None, None)
-    return out, Report(*report)
+        out, _, packed = Transform.apply(*points, solver, inverse, trusted, None, None)
+    return out, packed
 
 
 def inverter(problem: Problem, plan: Plan, solver: str) -> Any:
@@ -77,10 +80,10 @@ def inverter(problem: Problem, plan: Plan, solver: str) -> Any:
 
     def invert(b: Tensor) -> Tensor:
         inverse = wants_inverse(key.shape[-1], problem.value.shape[-1])
-        out, matrix, route, _, _ = Transform.apply(
+        out, matrix, packed = Transform.apply(
             b.mT, key, weight, problem.alpha, problem.gain, solver, inverse, True, *memory
         )
-        memory[:] = [matrix, route]
+        memory[:] = [matrix, packed]
         return out.mT
 
     return invert
@@ -97,16 +100,16 @@ def _forward(
     inverse: bool,
     trusted: bool,
     matrix: Tensor | None,
-    route: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Returns (X, factor, route, condition, error); a given factor and route are used again."""
+    packed: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns (X, factor, packed report); a given factor and report are used again."""
     times = rows.shape[0] // max(key.shape[0], 1)
     if times > 1:
         key = key.repeat_interleave(times, 0)
     if solver == "float64" and rows.dtype != torch.float64:
         wide = [pick(t, None, torch.float64) for t in (rows, key, weight, alpha, gain)]
-        out, matrix, *report = _forward(*wide, solver, inverse, trusted, matrix, route)  # type: ignore[arg-type]
-        return out.to(rows.dtype), matrix, *report  # type: ignore[return-value]
+        out, matrix, packed = _forward(*wide, solver, inverse, trusted, matrix, packed)  # type: ignore[arg-type]
+        return out.to(rows.dtype), matrix, packed
     x = key if weight is None else key * weight.sqrt()[..., None]
     if solver in ("qr", "pinv"):
         inverse = solver == "pinv"
@@ -117,21 +120,23 @@ def _forward(
     out = solve(factor, rows.mT).mT
     if solver in ("qr", "pinv", "float64"):
         out, _ = _refine(out, x, rows, alpha, gain, factor)
-    if matrix is not None and route is not None:
-        if solver == "auto" and bool((route > PRIMAL).any()):
+    if matrix is not None and packed is not None:
+        if solver == "auto" and not uneventful(packed):
+            route = unpack(packed, False, rows.dtype).route
             out, _ = _climb(rows, x, alpha, gain, out, route == PRIMAL, route)
-        return out, matrix.clone(), route.clone(), factor.ratio, factor.ratio
+        return out, matrix.clone(), packed.clone()
     ratio = factor.ratio if trusted else screen(factor.ratio, weight, alpha, gain)
-    report = base_report(False, ratio, rows.dtype)
     if solver != "auto":
         out = torch.where(torch.isfinite(ratio)[:, None, None], out, torch.nan)
+        report = base_report(False, ratio, rows.dtype)
         code = {"cholesky": PRIMAL, "float64": FLOAT64, "qr": QR, "pinv": PINV}[solver]
-        report = report._replace(route=torch.full_like(report.route, code))
-    elif not ratio.amax().item() < EASY[rows.dtype]:  # the one look at the host; NaN is not less
+        return out, factor.matrix, pack(report._replace(route=torch.full_like(ratio, code)))
+    if not ratio.amax().item() < EASY[rows.dtype]:  # the one look at the host; NaN is not less
         checks.require_values(weight, alpha, gain)
         out, report = _climb(rows, x, alpha, gain, out, ratio < EASY[rows.dtype], None)
         warn_inaccurate(report)
-    return out, factor.matrix, *report
+        return out, factor.matrix, pack(report)
+    return out, factor.matrix, ratio
 
 
 def _factor(x: Tensor, alpha: Tensor, gain: Tensor | None, solver: str, inverse: bool) -> Factor:
@@ -201,55 +206,57 @@ class Transform(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         tensors, (ctx.solver, ctx.inverse, _, _, _) = inputs[:5], inputs[5:]
-        out, matrix, route = output[:3]
         ctx.mark_non_differentiable(*output[1:])
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*tensors, out, matrix, route)
-        ctx.save_for_forward(*tensors, out, matrix, route)
+        ctx.save_for_backward(*tensors, *output)
+        ctx.save_for_forward(*tensors, *output)
 
     @staticmethod
     def backward(ctx: Any, grad: Any, *_: Any) -> Any:
-        *tensors, out, matrix, route = ctx.saved_tensors
+        *tensors, out, matrix, packed = ctx.saved_tensors
         if grad is None:
             return (None,) * 10
-        return *_pull(grad, Points(*tensors), out, matrix, route, ctx.solver, ctx.inverse), *(None,) * 5
+        return *_pull(grad, Points(*tensors), out, matrix, packed, ctx.solver, ctx.inverse), *(None,) * 5
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
-        *tensors, out, matrix, route = ctx.saved_tensors
-        tangent = _push(tangents[:5], Points(*tensors), out, matrix, route, ctx.solver, ctx.inverse)
-        return tangent, None, None, None, None
+        *tensors, out, matrix, packed = ctx.saved_tensors
+        tangent = _push(tangents[:5], Points(*tensors), out, matrix, packed, ctx.solver, ctx.inverse)
+        return tangent, None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
         size = info.batch_size
         out = Transform.apply(*(gather_batch(a, d, size) for a, d in zip(args, in_dims, strict=True)))
-        return tuple(scatter_batch(x, size) for x in out), (0,) * 5
+        return tuple(scatter_batch(x, size) for x in out), (0,) * 3
 
 
-def _again(rows: Tensor, points: Points, solver: str, inverse: bool, matrix: Tensor, route: Tensor) -> Tensor:
-    return Transform.apply(rows, *points[1:], solver, inverse, True, matrix, route)[0]  # type: ignore[no-any-return]
+accept_any_arguments(Transform)
+
+
+def _again(rows: Tensor, points: Points, solver: str, inverse: bool, matrix: Tensor, packed: Tensor) -> Tensor:
+    return Transform.apply(rows, *points[1:], solver, inverse, True, matrix, packed)[0]  # type: ignore[no-any-return]
 
 
 @no_autocast
 def _pull(
-    grad: Tensor, points: Points, out: Tensor, matrix: Tensor, route: Tensor, solver: str, inverse: bool
+    grad: Tensor, points: Points, out: Tensor, matrix: Tensor, packed: Tensor, solver: str, inverse: bool
 ) -> tuple[Tensor | None, ...]:
     dtype = grad.dtype
-    if dtype != torch.float64 and solver == "auto" and has_float64(grad.device) and is_hard(route):
+    if dtype != torch.float64 and solver == "auto" and has_float64(grad.device) and not uneventful(packed):
         # ill-conditioned: products of X and K cancel, so all of it runs in float64
         wide = Points(*(pick(t, None, torch.float64) for t in points))  # type: ignore[arg-type]
-        fresh, matrix, route, _, _ = Transform.apply(*wide, solver, inverse, True, None, None)
-        pulled = _pull(grad.double(), wide, fresh, matrix, route, solver, inverse)
+        fresh, matrix, packed = Transform.apply(*wide, solver, inverse, True, None, None)
+        pulled = _pull(grad.double(), wide, fresh, matrix, packed, solver, inverse)
         return tuple(None if g is None else g.to(dtype) for g in pulled)
-    y = _again(grad, points, solver, inverse, matrix, route)  # Y = g Sigma^-1
+    y = _again(grad, points, solver, inverse, matrix, packed)  # Y = g Sigma^-1
     times = points.rows.shape[0] // max(points.key.shape[0], 1)
     key = points.key.repeat_interleave(times, 0) if times > 1 else points.key
     gain = 1 if points.gain is None else points.gain[:, None, None]
     cross = torch.bmm(out.mT, y)  # dSigma = -X'Y
-    if solver in ("auto", "pinv"):
+    if not uneventful(packed):
         # the derivative of a pseudo-inverse has further terms that are not made here: NaN, not a plausible number
-        singular = (route == PINV) & (points.alpha == 0)
+        singular = (unpack(packed, False, out.dtype).route == PINV) & (points.alpha == 0)
         cross = torch.where(singular[:, None, None], torch.nan, cross)
     pulled = torch.bmm(key, cross + cross.mT)
     along = (pulled * key).sum(-1) / 2  # k_i X'Y k_i'
@@ -266,7 +273,7 @@ def _pull(
 
 @no_autocast
 def _push(
-    tangents: Any, points: Points, out: Tensor, matrix: Tensor, route: Tensor, solver: str, inverse: bool
+    tangents: Any, points: Points, out: Tensor, matrix: Tensor, packed: Tensor, solver: str, inverse: bool
 ) -> Tensor:
     rows_t, key_t, weight_t, alpha_t, gain_t = tangents
     times = points.rows.shape[0] // max(points.key.shape[0], 1)
@@ -285,4 +292,4 @@ def _push(
         moved = moved + alpha_t[:, None, None] * out
     if rows_t is not None:
         moved = moved - rows_t
-    return _again(-moved, points, solver, inverse, matrix, route)
+    return _again(-moved, points, solver, inverse, matrix, packed)
