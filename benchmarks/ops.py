@@ -105,22 +105,25 @@ def once(call: Call, inputs: list[Tensor], upstream: Tensor | None) -> float:
 
 
 def compare(methods: dict[str, Call], shape: tuple[int, ...], grad: bool, seconds: float) -> dict[str, float]:
-    """Median seconds of each method, timed in turn for about `seconds` of SDPA-sized work."""
+    """Median seconds of each method: rounds over all methods, in each a short block of calls whose first is not counted.
+
+    The first call after another method pays for that method's cache and heap; users call one thing in a loop.
+    """
     inputs = make(shape, grad)
     batch, _, m, _, k = shape
     heads = inputs[0].shape[1]
     upstream = torch.randn(batch // heads, heads, m, k) if grad else None
-    rounds = {name: [once(call, inputs, upstream)] for name, call in methods.items()}  # warm-up
-    slow = {name for name, t in rounds.items() if t[0] > 3 * seconds}  # the naive lines take minutes on some shapes
-    total = sum(t[0] for name, t in rounds.items() if name not in slow)
-    repeats = max(5, min(300, math.ceil(seconds / max(total, 1e-6))))
-    for name in methods:
-        if name not in slow:
-            rounds[name].clear()
+    rounds = {name: [once(call, inputs, upstream)] for name, call in methods.items()}
+    slow = {name for name, t in rounds.items() if t[0] > 2 * seconds}  # the naive lines take minutes on some shapes
+    size = {name: 1 + max(1, min(10, round(2e-3 / t[0]))) for name, t in rounds.items()}
+    total = sum(t[0] * size[name] for name, t in rounds.items() if name not in slow)
+    repeats = max(5, min(100, math.ceil(seconds / max(total, 1e-6))))
+    for name in set(methods) - slow:
+        rounds[name].clear()
     for _ in range(repeats):
         for name, call in methods.items():
             if name not in slow:
-                rounds[name].append(once(call, inputs, upstream))
+                rounds[name] += [once(call, inputs, upstream) for _ in range(size[name])][1:]
     return {name: statistics.median(t) for name, t in rounds.items()}
 
 

@@ -161,7 +161,7 @@ def intention(
         problem = _plain_problem(query, key, value, alpha, covariance, solver)
         if problem is not None:
             out, _ = ridge(problem, Plan(_is_dual(solver, key), intercept, scale), solver, trusted=True)
-            return out.reshape(*query.shape[:-1], value.shape[-1])
+            return out
     inputs, counted, unsplit, dtype = _prepare(
         query, key, value, attn_mask, dropout_p, is_causal, enable_gqa, alpha, weight, covariance, solver
     )
@@ -278,9 +278,7 @@ def _plain_problem(
         return None
     checks.solver(solver, query.device)
     alpha, _ = _regulariser(alpha, covariance)
-    if query.dim() > 3:
-        query, key, value = query.flatten(0, -3), key.flatten(0, -3), value.flatten(0, -3)
-    return Problem(query, key, value, None, key.new_full((key.shape[0],), alpha), None)
+    return Problem(query, key, value, None, key.new_full((math.prod(lead),), alpha), None)
 
 
 def _prepare(

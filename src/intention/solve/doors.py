@@ -30,8 +30,10 @@ def no_autocast(function: F) -> F:
 
 def gradient_free(*tensors: Tensor | None) -> bool:
     """No derivative can be asked of this call, so the 10-30 us of an autograd.Function can be saved."""
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
-        return False
+    if torch.is_grad_enabled():
+        for t in tensors:
+            if t is not None and t.requires_grad:
+                return False
     transforms = getattr(torch._C, "_are_functorch_transforms_active", None)
     if transforms is None or transforms():
         return False

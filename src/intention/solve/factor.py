@@ -42,21 +42,22 @@ def wants_inverse(n: int, columns: int) -> bool:
     return 4 * (columns - 16) >= n
 
 
-def gram(x: Tensor, alpha: Tensor, gain: Tensor | None) -> Tensor:
-    """Sigma = c X'X + alpha I."""
+def gram(x: Tensor, alpha: Tensor, gain: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Sigma = c X'X + alpha I, and its diagonal."""
     sigma = torch.bmm(x.mT, x)
     if gain is not None:
         sigma = sigma * gain[:, None, None]
-    sigma.diagonal(0, -2, -1).add_(alpha.unsqueeze(-1))
-    return sigma
+    diagonal = sigma.diagonal(0, -2, -1)
+    diagonal.add_(alpha.unsqueeze(-1))
+    return sigma, diagonal
 
 
 def cholesky(x: Tensor, alpha: Tensor, gain: Tensor | None, inverse: bool) -> Factor:
     """Factor Sigma; a failed element shows as ratio = inf, it never raises and never reads the host."""
-    sigma = gram(x, alpha, gain)
+    sigma, diagonal = gram(x, alpha, gain)
     lower, info = torch.linalg.cholesky_ex(sigma)
-    failed = info != 0
-    ratio = _ratio(sigma.diagonal(0, -2, -1), lower).masked_fill_(failed, torch.inf)
+    failed = info.bool()
+    ratio = _ratio(diagonal, lower).masked_fill_(failed, torch.inf)
     return Factor(_inverse(lower, failed) if inverse else lower, inverse, ratio)
 
 
@@ -117,4 +118,5 @@ def _inverse(lower: Tensor, failed: Tensor) -> Tensor:
 
 def _ratio(diagonal: Tensor, lower: Tensor) -> Tensor:
     """r, from the diagonal of Sigma and its factor."""
-    return diagonal.amax(-1) / lower.diagonal(0, -2, -1).amin(-1).square()
+    pivot = lower.diagonal(0, -2, -1).amin(-1)
+    return diagonal.amax(-1) / (pivot * pivot)

@@ -25,7 +25,10 @@ class Plan(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """One flat batch. `key` and `value` may have fewer elements than the rest: each then serves B / B' neighbours."""
+    """One batch. `key` and `value` may have fewer elements than the rest: each then serves B / B' neighbours.
+
+    query, key and value may come with B written as several dimensions; `expanded` makes the batch flat.
+    """
 
     query: Tensor  # (B, M, d)
     key: Tensor  # (B', N, d)
@@ -35,7 +38,11 @@ class Problem(NamedTuple):
     gain: Tensor | None  # (B,)
 
     def expanded(self) -> Problem:
-        """Repeat shared keys and values so that every element has its own."""
+        """One flat batch in which every element has its own keys and values."""
+        if self.query.dim() > 3:
+            return self._replace(
+                query=self.query.flatten(0, -3), key=self.key.flatten(0, -3), value=self.value.flatten(0, -3)
+            )
         times = self.query.shape[0] // max(self.key.shape[0], 1)
         if times <= 1:
             return self

@@ -61,18 +61,20 @@ def ridge(problem: Problem, plan: Plan, solver: str, trusted: bool) -> tuple[Ten
 @no_autocast
 def _solve(problem: Problem, plan: Plan, solver: str, trusted: bool) -> tuple[Tensor, Fit, Tensor]:
     """The one implementation: (out, fit, packed report)."""
+    shape = (*problem.query.shape[:-1], problem.value.shape[-1])
     problem = problem.expanded()
     if solver != "auto":
-        return _named(problem, plan, solver, trusted)
+        out, fitted, packed = _named(problem, plan, solver, trusted)
+        return out.reshape(shape), fitted, packed
     fitted = fit(problem, plan, "cholesky")
     out = predict(fitted, plan)
     ratio = fitted.factor.ratio
     if not trusted:
         ratio = screen(ratio, problem.weight, problem.alpha, problem.gain)
     if ratio.amax().item() < EASY[out.dtype]:  # the one look at the host; NaN is not less
-        return out, fitted, ratio
+        return out.reshape(shape), fitted, ratio
     out, coef, report = climb(problem, plan, fitted, out.contiguous())
-    return out, fitted._replace(coef=coef), pack(report)
+    return out.reshape(shape), fitted._replace(coef=coef), pack(report)
 
 
 def _named(problem: Problem, plan: Plan, solver: str, trusted: bool) -> tuple[Tensor, Fit, Tensor]:
@@ -108,12 +110,23 @@ def _backward(
     """First-order gradients, each element by the route and in the precision of its forward."""
     shared = problem
     problem = problem.expanded()
+    grad = grad.reshape(problem.query.shape[0], *grad.shape[-2:])
     if solver != "auto":
         grads = _replay(problem, plan, grad, coef, matrix, solver, needs)
     else:
         grads = _by_route(problem, plan, grad, coef, matrix, packed, needs)
-    times = shared.query.shape[0] // max(shared.key.shape[0], 1)
-    return grads._replace(key=sum_neighbours(grads.key, times), value=sum_neighbours(grads.value, times))
+    return _shaped_like(shared, grads)
+
+
+def _shaped_like(problem: Problem, grads: Grads) -> Grads:
+    """Undo `expanded`."""
+    query, key, value = grads[:3]
+    if problem.query.dim() > 3:
+        query, key, value = (None if g is None else g.reshape(x.shape) for g, x in zip(grads[:3], problem[:3], strict=True))
+    else:
+        times = problem.query.shape[0] // max(problem.key.shape[0], 1)
+        key, value = sum_neighbours(key, times), sum_neighbours(value, times)
+    return grads._replace(query=query, key=key, value=value)
 
 
 def _by_route(
@@ -270,7 +283,6 @@ def _differentiable(
     grad: Tensor, problem: Problem, packed: Tensor, plan: Plan, solver: str, needs: Needs
 ) -> Grads:
     """The pullback as a differentiable function of everything it is made of."""
-    times = problem.query.shape[0] // max(problem.key.shape[0], 1)
     moving = problem.weight is not None and (needs.weight or problem.weight.requires_grad)
     wide, plan, inner = _differentiable_setting(problem, packed, plan, solver, moving)
     refined = solver not in ("primal", "dual") and wide.query.dtype == torch.float64
@@ -278,8 +290,9 @@ def _differentiable(
     invert = inverter(centred, plan, inner)
     coef = _coefficients(centred, plan, invert, refined)
     mode = Mode(refined, deficient=inner in ("auto", "pinv"))
+    grad = grad.reshape(wide.query.shape[0], *grad.shape[-2:])
     grads = pullback(wide, plan, grad.to(wide.query.dtype), invert, coef, needs, mode)
-    grads = grads._replace(key=sum_neighbours(grads.key, times), value=sum_neighbours(grads.value, times))
+    grads = _shaped_like(problem, grads)
     return _cast(grads, grad.dtype)
 
 
@@ -295,7 +308,8 @@ def _tangent(problem: Problem, tangents: Any, packed: Tensor, plan: Plan, solver
     wide, plan, inner = _differentiable_setting(problem, packed, plan, solver, moving)
     centred = wide.centred()[0] if plan.intercept else wide
     tangent = filled.expanded().take(None, wide.query.dtype)
-    return pushforward(wide, tangent, plan, inverter(centred, plan, inner)).to(problem.query.dtype)
+    out = pushforward(wide, tangent, plan, inverter(centred, plan, inner))
+    return out.to(problem.query.dtype).reshape(*problem.query.shape[:-1], -1)
 
 
 def _coefficients(problem: Problem, plan: Plan, invert: Invert, refined: bool) -> Tensor:
