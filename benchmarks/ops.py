@@ -91,9 +91,7 @@ def make(shape: tuple[int, ...], grad: bool) -> list[Tensor]:
     batch, n, m, d, k = shape
     heads = 8 if batch % 8 == 0 else 1
     gen = torch.Generator().manual_seed(0)
-    return [
-        torch.randn(batch // heads, heads, *s, generator=gen, requires_grad=grad) for s in ((m, d), (n, d), (n, k))
-    ]
+    return [torch.randn(batch // heads, heads, *s, generator=gen, requires_grad=grad) for s in ((m, d), (n, d), (n, k))]
 
 
 def once(call: Call, inputs: list[Tensor], upstream: Tensor | None) -> float:
@@ -138,7 +136,10 @@ def ops(threads: int, seconds: float) -> list[dict[str, Any]]:
     rows = []
     print(f"\n{threads} thread(s): SDPA in ms, the others as multiples of it")
     for methods, shapes in ((METHODS, SHAPES), ({"sdpa": SDPA, "sigma_intention": sigma}, SIGMA_SHAPES)):
-        print(f"{'(B*H, N, M, d, k)':28s} {'':8s} {'sdpa ms':>10s}" + "".join(f"{n[:10]:>11s}" for n in methods if n != "sdpa"))
+        print(
+            f"{'(B*H, N, M, d, k)':28s} {'':8s} {'sdpa ms':>10s}"
+            + "".join(f"{n[:10]:>11s}" for n in methods if n != "sdpa")
+        )
         for shape in shapes:
             for position, grad in enumerate((False, True)):
                 times = compare(methods, shape, grad, seconds)
@@ -156,7 +157,12 @@ def ops(threads: int, seconds: float) -> list[dict[str, Any]]:
 def growth(seconds: float) -> list[dict[str, Any]]:
     """N = 64 ... 65,536 at d = 64, one head, as many queries as keys; quadratic methods stop where they take too long."""
     torch.set_num_threads(1)
-    methods = {"sdpa": SDPA, "softmax written out": written_out, "linear attention": F.linear_attention, "intention": ours}
+    methods = {
+        "sdpa": SDPA,
+        "softmax written out": written_out,
+        "linear attention": F.linear_attention,
+        "intention": ours,
+    }
     rows = []
     print("\ngrowth in N at d = 64, 1 thread: SDPA in ms, the others as multiples of it")
     print(f"{'':37s} {'sdpa ms':>10s}" + "".join(f"{n[:10]:>11s}" for n in methods if n != "sdpa"))
@@ -199,7 +205,10 @@ def memory() -> list[dict[str, Any]]:
                 chosen.pop("softmax written out")
             peaks = {name: peak_bytes(call, inputs, upstream) for name, call in chosen.items()}
             label = "fwd+bwd" if grad else "fwd"
-            cells = "".join(f"{peaks[c] / unit:>12.2f}" if c in peaks else f"{'-':>12s}" for c in ("sdpa", "softmax written out", "intention"))
+            cells = "".join(
+                f"{peaks[c] / unit:>12.2f}" if c in peaks else f"{'-':>12s}"
+                for c in ("sdpa", "softmax written out", "intention")
+            )
             print(f"{n:>8d}{label:>10s}{cells}", flush=True)
             rows.append({"n": n, "pass": label, "inputs_and_output_bytes": unit, "peak_bytes": peaks})
     return rows

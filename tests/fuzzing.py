@@ -126,13 +126,15 @@ def run_case(case: Case, grad: bool) -> Outcome:
                 out, info = F.intention(q, k, v, alpha=alpha, weight=None if plain else w, return_info=True)
                 got = torch.autograd.grad(out, leaves, case.grad.float())
                 errors = {n: relative(g, x) for n, g, x in zip(NAMES, got, oracle_gradients(case), strict=False)}
-        except Exception as error:  # noqa: BLE001 - any exception is an outcome here
+        except Exception as error:
             return Outcome({}, True, f"{type(error).__name__}: {error}", "none")
     said = any(issubclass(c.category, intention.AccuracyWarning) for c in caught)
     return Outcome(errors, said, "", F.ROUTES[int(info.route)])
 
 
-def survey(count: int, grad: bool, start: int = 0) -> tuple[dict[str, list[float]], list[str], list[str], int, Counter[str]]:
+def survey(
+    count: int, grad: bool, start: int = 0
+) -> tuple[dict[str, list[float]], list[str], list[str], int, Counter[str]]:
     """Errors by name, silent failures, exceptions, number of warnings, and how often each route ran."""
     errors: dict[str, list[float]] = {}
     silent, raised, warned, routes = [], [], 0, Counter()
@@ -158,13 +160,17 @@ def main() -> int:
     args = parser.parse_args()
     errors, silent, raised, warned, routes = survey(args.count, args.grad, args.start)
     below = 1e-4 if args.grad else 1e-5
-    print(f"{args.count} cases, routes {dict(routes)}, {warned} warned, {len(raised)} raised, {len(silent)} silently wrong")
+    print(
+        f"{args.count} cases, routes {dict(routes)}, {warned} warned, {len(raised)} raised, {len(silent)} silently wrong"
+    )
     enough = True
     for name, values in errors.items():
         x = torch.tensor(values)
         share = (x < below).double().mean().item()
         enough &= share >= 0.99
-        print(f"  {name:10s} median {x.median():.1e}  99% {x.quantile(0.99):.1e}  worst {x.max():.1e}  below {below:g}: {share:.2%}")
+        print(
+            f"  {name:10s} median {x.median():.1e}  99% {x.quantile(0.99):.1e}  worst {x.max():.1e}  below {below:g}: {share:.2%}"
+        )
     print("\n".join((silent + raised)[:40]))
     return 0 if enough and not silent and not raised else 1
 

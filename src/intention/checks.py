@@ -33,7 +33,9 @@ def points(query: Tensor, key: Tensor, value: Tensor) -> None:
                 + (" or split real and imaginary parts" if x.dtype.is_complex else "")
             )
         if x.dim() < 2:
-            raise ValueError(f"{name} must have at least 2 dimensions (..., points, features), got shape {tuple(x.shape)}")
+            raise ValueError(
+                f"{name} must have at least 2 dimensions (..., points, features), got shape {tuple(x.shape)}"
+            )
         if x.device != query.device:
             raise ValueError(f"{name} is on {x.device} but query is on {query.device}; move them with .to(device)")
     if query.shape[-1] != key.shape[-1]:
@@ -125,7 +127,9 @@ def weight(weight: object, device: torch.device, n: int) -> None:
     if not isinstance(weight, Tensor):
         raise TypeError(f"weight must be a torch.Tensor (..., N), got {type(weight).__name__}; use torch.as_tensor")
     if not weight.dtype.is_floating_point:
-        raise TypeError(f"weight must have a floating-point dtype, got {weight.dtype}; use weight.float(), or attn_mask for bool")
+        raise TypeError(
+            f"weight must have a floating-point dtype, got {weight.dtype}; use weight.float(), or attn_mask for bool"
+        )
     if weight.device != device:
         raise ValueError(f"weight is on {weight.device} but query is on {device}; move it with .to(device)")
     if weight.dim() < 1 or weight.shape[-1] != n:

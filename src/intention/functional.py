@@ -86,8 +86,8 @@ def linear_attention(
     >>> torch.allclose(linear_attention(q, k, v), q @ (k.mT @ v), atol=1e-5)
     True
     """
-    inputs, counted, unsplit, _ = _prepare(
-        query, key, value, attn_mask, dropout_p, is_causal, enable_gqa, 0.0, None, "convex", "auto"
+    inputs, counted, unsplit, dtype = _prepare(
+        query, key, value, attn_mask, dropout_p, is_causal, enable_gqa, None, None, "ridge", "auto"
     )
     query, key, value = inputs.query, inputs.key, inputs.value
     if inputs.weight is not None:
@@ -97,7 +97,7 @@ def linear_attention(
     else:
         out = query @ (key.mT @ value)
     out = out if scale is None else out * scale
-    return unsplit(out).to(_common_dtype(query, key, value))
+    return unsplit(out).to(dtype)
 
 
 def intention(
@@ -169,6 +169,8 @@ def intention(
         out = inputs.query @ (inputs.key.mT @ inputs.value)  # N = 0 gives 0, M = 0 and k = 0 give nothing
         report = _empty_report(inputs)
     elif is_causal or counted.per_query is not None:
+        if counted.keep is not None:
+            inputs = _weigh_mask(inputs, counted.keep)
 
         def solve(part: Problem, trusted: bool) -> tuple[Tensor, Report]:
             plan = Plan(_is_dual(solver, part.key), intercept, scale)
@@ -225,6 +227,7 @@ def sigma_intention(
         out = unsplit(out).to(dtype)
         return (out, _info(report)) if return_info else out
     keys = inputs.key
+    weighed = inputs if counted.keep is None else _weigh_mask(inputs, counted.keep)
     if is_causal or counted.per_query is not None:
 
         def solve(part: Problem, trusted: bool) -> tuple[Tensor, Report]:
@@ -233,9 +236,8 @@ def sigma_intention(
             out, packed = transform(points, _transform_solver(solver), trusted)
             return out, unpack(packed, False, out.dtype)
 
-        moved, report = _per_query(inputs, counted.per_query, solve)
+        moved, report = _per_query(weighed, counted.per_query, solve)
     else:
-        weighed = inputs if counted.keep is None else _weigh_mask(inputs, counted.keep)
         if intercept:
             keys = _centred_key(weighed, counted.keep)
         moved, keys, report = _transform_shared(inputs._replace(key=keys), solver)
@@ -244,9 +246,10 @@ def sigma_intention(
     moved, keys, values = (x.to(dtype) for x in (moved, keys, inputs.value))
     if mask is not None and mask.dtype != torch.bool:
         mask = mask.to(dtype)
-    out = unsplit(_softmax_attention(moved, keys, values, mask, dropout_p, is_causal, scale, False))
+    out = _softmax_attention(moved, keys, values, mask, dropout_p, is_causal, scale, False)
     if counted.weight is not None and counted.weight.requires_grad:
         out = torch.where((counted.weight > 0).any(-1)[..., None, None], out, 0.0)
+    out = unsplit(out)
     return (out, _info(report)) if return_info else out
 
 
@@ -277,8 +280,8 @@ def _plain_problem(
     if 0 in query.shape or 0 in value.shape:
         return None
     checks.solver(solver, query.device)
-    alpha, _ = _regulariser(alpha, covariance)
-    return Problem(query, key, value, None, key.new_full((math.prod(lead),), alpha), None)
+    number = _alpha_number(alpha, covariance)
+    return Problem(query, key, value, None, key.new_full((math.prod(lead),), number), None)
 
 
 def _prepare(
@@ -310,13 +313,8 @@ def _prepare(
     if isinstance(alpha, Tensor):
         checks.alpha_tensor(alpha, query.device, tuple(checks.leading(query=query.shape[:-2], alpha=alpha.shape)))
         alpha = split(alpha.to(query.device, working), 0)
-    inputs = Inputs(
-        split(query.to(working), 2),
-        split(key.to(working), 2),
-        split(value.to(working), 2),
-        None,
-        *_regulariser(alpha, covariance),
-    )
+    query, key, value = query.to(working), key.to(working), value.to(working)
+    inputs = Inputs(split(query, 2), split(key, 2), split(value, 2), None, *_regulariser(alpha, covariance, key))
     if mask is not None:
         mask = split(mask, 2)
     counted = masks.count(mask, None if weight is None else split(weight, 1), is_causal, working)
@@ -341,16 +339,22 @@ def _common_dtype(*tensors: Tensor) -> torch.dtype:
     return dtype
 
 
-def _regulariser(alpha: float | Tensor | None, covariance: str) -> tuple[float | Tensor, Tensor | None]:
+def _regulariser(alpha: float | Tensor | None, covariance: str, like: Tensor) -> tuple[float | Tensor, Tensor | None]:
     """(alpha, c) of Sigma = c K'K + alpha I; c = 1 - alpha for the convex covariance, else None."""
-    if alpha is None:
-        alpha = 1.0 if covariance == "ridge" else 0.5
     if not isinstance(alpha, Tensor):
-        checks.alpha_number(alpha, 1.0 if covariance == "convex" else math.inf)
+        alpha = _alpha_number(alpha, covariance)
     if covariance == "ridge":
         return alpha, None
-    alpha = alpha if isinstance(alpha, Tensor) else torch.tensor(alpha)
+    if not isinstance(alpha, Tensor):
+        alpha = torch.tensor(alpha, dtype=like.dtype, device=like.device)
     return alpha, 1 - alpha
+
+
+def _alpha_number(alpha: float | None, covariance: str) -> float:
+    if alpha is None:
+        return 1.0 if covariance == "ridge" else 0.5
+    checks.alpha_number(alpha, 1.0 if covariance == "convex" else math.inf)
+    return float(alpha)
 
 
 def _problem(flat: Inputs) -> tuple[Problem, bool]:
@@ -507,9 +511,7 @@ def _softmax_attention(
 ) -> Tensor:
     """F.scaled_dot_product_attention on 4-D tensors, where it is fused; other leading dimensions are reshaped."""
     heads = 1 if gqa else 0  # the head dimension is left to torch
-    lead = checks.leading(
-        query=query.shape[: -2 - heads], key=key.shape[: -2 - heads], value=value.shape[: -2 - heads]
-    )
+    lead = checks.leading(query=query.shape[: -2 - heads], key=key.shape[: -2 - heads], value=value.shape[: -2 - heads])
     if mask is not None and not gqa:
         lead = checks.leading(context=lead, mask=tuple(mask.shape[:-2]))
     if gqa:

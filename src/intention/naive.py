@@ -57,7 +57,9 @@ def sigma_intention(
 ) -> Tensor:
     """softmax(Q Sigma^-1 K') V, each point counted with its weight"""
     scores = query @ torch.linalg.inv(cov) @ key.mT * scale
-    odds = (scores - scores.amax(-1, keepdim=True)).exp() * (weight if isinstance(weight, float) else weight[..., None, :])
+    odds = (scores - scores.amax(-1, keepdim=True)).exp() * (
+        weight if isinstance(weight, float) else weight[..., None, :]
+    )
     return odds / odds.sum(-1, keepdim=True) @ value
 
 

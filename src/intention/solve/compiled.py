@@ -88,7 +88,9 @@ def _ridge_backward(
     return tuple(grad.new_empty(0) if g is None else g.contiguous() for g in grads[:6])  # type: ignore[return-value]
 
 
-def _ridge_backward_fake(grad: Any, query: Any, key: Any, value: Any, weight: Any, alpha: Any, gain: Any, *_: Any) -> Any:
+def _ridge_backward_fake(
+    grad: Any, query: Any, key: Any, value: Any, weight: Any, alpha: Any, gain: Any, *_: Any
+) -> Any:
     return tuple(
         grad.new_empty(0) if x is None else grad.new_empty(x.shape) for x in (query, key, value, weight, alpha, gain)
     )

@@ -64,4 +64,3 @@ def sum_neighbours(x: Tensor | None, times: int) -> Tensor | None:
     if x is None or times <= 1:
         return x
     return x.reshape(-1, times, *x.shape[1:]).sum(1)
-

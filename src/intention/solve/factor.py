@@ -109,7 +109,9 @@ def sigma_times(x: Tensor, alpha: Tensor, gain: Tensor | None, b: Tensor) -> Ten
 
 def _inverse(lower: Tensor, failed: Tensor) -> Tensor:
     """Sigma^-1 from L. Elements that failed get some finite number: their ratio already says so."""
-    lower.diagonal(0, -2, -1).masked_fill_(failed[:, None], 1.0)  # torch.cholesky_inverse would raise for the whole batch
+    lower.diagonal(0, -2, -1).masked_fill_(
+        failed[:, None], 1.0
+    )  # torch.cholesky_inverse would raise for the whole batch
     if lower.device.type == "cpu":
         return torch.cholesky_inverse(lower)
     eye = torch.eye(lower.shape[-1], dtype=lower.dtype, device=lower.device)

@@ -130,9 +130,7 @@ def redo_rtol(problem: Problem) -> float:
     return max(problem.key.shape[1:]) * torch.finfo(torch.float64).eps
 
 
-def _redo(
-    problem: Problem, plan: Plan, out: Tensor, report: Report, todo: Tensor, method: str, route: int
-) -> Tensor:
+def _redo(problem: Problem, plan: Plan, out: Tensor, report: Report, todo: Tensor, method: str, route: int) -> Tensor:
     """Redo the elements `todo` by another route; returns those that need still more."""
     if not todo.numel():
         return todo

@@ -189,9 +189,7 @@ def _centred_tangents(problem: Problem, tangent: Problem) -> tuple[Problem, Prob
         move = tangent.weight[:, None] / total[:, None, None]
         mean_key = mean_key + torch.bmm(move, p.key)
         mean_value = mean_value + torch.bmm(move, p.value)
-    t = tangent._replace(
-        query=tangent.query - mean_key, key=tangent.key - mean_key, value=tangent.value - mean_value
-    )
+    t = tangent._replace(query=tangent.query - mean_key, key=tangent.key - mean_key, value=tangent.value - mean_value)
     return p, t, mean_value
 
 

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from intention.solve.doors import (
     accept_any_arguments,
-    scatter_batch,
     gather_batch,
     gradient_free,
     no_autocast,
+    scatter_batch,
     sum_neighbours,
 )
 from intention.solve.factor import EASY, Factor, mm, solve, wants_inverse
@@ -122,7 +122,9 @@ def _shaped_like(problem: Problem, grads: Grads) -> Grads:
     """Undo `expanded`."""
     query, key, value = grads[:3]
     if problem.query.dim() > 3:
-        query, key, value = (None if g is None else g.reshape(x.shape) for g, x in zip(grads[:3], problem[:3], strict=True))
+        query, key, value = (
+            None if g is None else g.reshape(x.shape) for g, x in zip(grads[:3], problem[:3], strict=True)
+        )
     else:
         times = problem.query.shape[0] // max(problem.key.shape[0], 1)
         key, value = sum_neighbours(key, times), sum_neighbours(value, times)
@@ -191,8 +193,9 @@ def _redo(
     """Gradients of the elements `index` by the route `code`."""
     dtype = grad.dtype
     if code == REFINED:
-        sub, factor = problem.take(index, dtype), Factor(
-            pick(matrix, index, dtype), wants_inverse(matrix.shape[-1], coef.shape[-1]), matrix
+        sub, factor = (
+            problem.take(index, dtype),
+            Factor(pick(matrix, index, dtype), wants_inverse(matrix.shape[-1], coef.shape[-1]), matrix),
         )
         coef = pick(coef, index, dtype)
     else:
@@ -279,9 +282,7 @@ def _differentiable_setting(
 
 
 @no_autocast
-def _differentiable(
-    grad: Tensor, problem: Problem, packed: Tensor, plan: Plan, solver: str, needs: Needs
-) -> Grads:
+def _differentiable(grad: Tensor, problem: Problem, packed: Tensor, plan: Plan, solver: str, needs: Needs) -> Grads:
     """The pullback as a differentiable function of everything it is made of."""
     moving = problem.weight is not None and (needs.weight or problem.weight.requires_grad)
     wide, plan, inner = _differentiable_setting(problem, packed, plan, solver, moving)

@@ -26,7 +26,6 @@ from intention.solve.factor import (
     SMALL_CORRECTION,
     Factor,
     cholesky,
-    mm,
     orthogonal,
     pseudo,
     sigma_times,

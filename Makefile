@@ -1,0 +1,40 @@
+# make test works on a fresh machine with Python >= 3.10 and a C compiler; it installs into .venv once.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: setup test lint format docs bench fuzz clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml requirements-dev.txt constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	touch $@
+
+test: $(STAMP)
+	$(BIN)/pytest
+
+lint: $(STAMP)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/pyright
+
+format: $(STAMP)
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+docs: $(STAMP)
+	$(BIN)/sphinx-build --fail-on-warning --keep-going -b html docs docs/_build/html
+
+bench: $(STAMP)
+	$(BIN)/python benchmarks/ops.py
+
+fuzz: $(STAMP)
+	$(BIN)/python tests/fuzzing.py --count 5000
+	$(BIN)/python tests/fuzzing.py --count 5000 --grad
+
+clean:
+	rm -rf $(VENV) docs/_build
