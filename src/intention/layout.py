@@ -60,11 +60,11 @@ def flatten(inputs: Inputs, fold: bool = True) -> tuple[Inputs, Restore]:
     query = inputs.query
     if query.shape[:-2] != whole:
         query = query.expand(*whole, *query.shape[-2:])
+    order = [i for i in range(len(whole)) if i not in own] + own
     if own:
-        order = [i for i in range(len(whole)) if i not in own] + own
         query = query.permute(*order, -2, -1)
     batch = math.prod(context)
-    copies = math.prod(whole[i] for i in own)
+    copies = math.prod([whole[i] for i in own])
     alpha = inputs.alpha
     flat = Inputs(
         query.reshape(batch, copies * m, query.shape[-1]),

@@ -54,12 +54,11 @@ def _ridge(
 
 
 def _ridge_fake(query: Any, key: Any, value: Any, weight: Any, alpha: Any, gain: Any, dual: Any, *rest: Any) -> Any:
-    batch, m, d = query.shape
-    n, k = key.shape[1], value.shape[2]
+    batch, (n, d), k = alpha.shape[0], key.shape[-2:], value.shape[-1]
     size = n if dual else d
     factor_dtype = _factor_dtype(query, rest[2])
     return (
-        query.new_empty(batch, m, k),
+        query.new_empty(*query.shape[:-1], k),
         query.new_empty(batch, size, k, dtype=factor_dtype),
         query.new_empty(batch, size, size, dtype=factor_dtype),
         query.new_empty(batch, 3),

@@ -220,7 +220,7 @@ class Transform(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
         *tensors, out, matrix, packed = ctx.saved_tensors
-        tangent = _push(tangents[:5], Points(*tensors), out, matrix, packed, ctx.solver, ctx.inverse)
+        tangent = _push(Points(*tensors), tangents[:5], out, matrix, packed, ctx.solver, ctx.inverse)
         return tangent, None, None
 
     @staticmethod
@@ -272,7 +272,7 @@ def _pull(
 
 @no_autocast
 def _push(
-    tangents: Any, points: Points, out: Tensor, matrix: Tensor, packed: Tensor, solver: str, inverse: bool
+    points: Points, tangents: Any, out: Tensor, matrix: Tensor, packed: Tensor, solver: str, inverse: bool
 ) -> Tensor:
     rows_t, key_t, weight_t, alpha_t, gain_t = tangents
     times = points.rows.shape[0] // max(points.key.shape[0], 1)
