@@ -210,13 +210,32 @@ def test_maml_style_inner_steps():
     torch.testing.assert_close(got, outer(lambda q, k, v: reference.intention(q, k, v, alpha=0.3), k))
 
 
-def test_second_derivatives_of_a_singular_problem_are_not_plausible_numbers():
-    q, v = torch.randn(3, 4, dtype=torch.float64), torch.randn(3, 2, dtype=torch.float64)
-    k = torch.randn(2, 4, dtype=torch.float64)[[0, 1, 1]].clone().requires_grad_()
-    first = torch.autograd.grad(F.intention(q, k, v, alpha=0).sum(), k, create_graph=True)[0]
-    pinv = torch.autograd.grad((q @ torch.linalg.pinv(k) @ v).sum(), k)[0]
-    torch.testing.assert_close(first, pinv)
-    assert torch.autograd.grad(first.square().sum(), k)[0].isnan().any()
+@pytest.mark.parametrize("shape", [TALL, WIDE])
+def test_derivatives_of_a_singular_problem(shape):
+    """alpha = 0 and exactly repeated or vanishing keys: first and second derivatives along changes that keep the rank."""
+    n, m, d, k = shape
+    base = torch.randn(1, d, dtype=torch.float64, requires_grad=True)
+    q, v = torch.randn(m, d, dtype=torch.float64, requires_grad=True), torch.randn(n, k, dtype=torch.float64)
+    v.requires_grad_()
+    ours = higher_gradients(lambda b, q, v: F.intention(q, b.expand(n, d), v, alpha=0), (base, q, v))
+    theirs = higher_gradients(lambda b, q, v: naive.pseudo(q, b.expand(n, d), v), (base, q, v))
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_derivatives_of_a_singular_sigma_intention(differentiable_softmax):
+    base, q = torch.randn(1, 4, dtype=torch.float64, requires_grad=True), torch.randn(3, 4, dtype=torch.float64)
+    v, q = torch.randn(5, 2, dtype=torch.float64), q.requires_grad_()
+
+    def naively(b, q):
+        key = b * torch.arange(1.0, 6.0, dtype=torch.float64)[:, None]
+        return torch.softmax(q @ torch.linalg.pinv(key.mT @ key, hermitian=False) @ key.mT, -1) @ v
+
+    def ours(b, q):
+        return F.sigma_intention(q, b * torch.arange(1.0, 6.0, dtype=torch.float64)[:, None], v, alpha=0)
+
+    for a, b in zip(higher_gradients(ours, (base, q)), higher_gradients(naively, (base, q)), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-8)
 
 
 # --- the compiled door ------------------------------------------------------------------------------------------------

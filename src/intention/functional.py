@@ -256,15 +256,20 @@ def sigma_intention(
 # --- preparing a call -------------------------------------------------------------------------------------------------
 
 
-def _check_call(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, gqa: bool) -> int:
+def _check_call(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, gqa: bool
+) -> tuple[int, tuple[int, ...]]:
+    """How many query heads share a key head, and the leading dimensions of the call."""
     checks.points(query, key, value)
-    groups = checks.grouped_heads(query, key, value) if gqa else 1
+    if gqa:
+        groups = checks.grouped_heads(query, key, value)
+        rest = checks.leading(query=query.shape[:-3], key=key.shape[:-3], value=value.shape[:-3])
+        lead = (*rest, query.shape[-3])
+    else:
+        groups, lead = 1, checks.leading(query=query.shape[:-2], key=key.shape[:-2], value=value.shape[:-2])
     if mask is not None:
-        lead = query.shape[:-2]
-        if groups == 1:
-            lead = checks.leading(query=lead, key=key.shape[:-2], value=value.shape[:-2])
-        checks.mask(mask, query.device, query.shape[-2], key.shape[-2], tuple(lead))
-    return groups
+        checks.mask(mask, query.device, query.shape[-2], key.shape[-2], lead)
+    return groups, lead
 
 
 def _plain_problem(
@@ -298,27 +303,29 @@ def _prepare(
     solver: str,
 ) -> tuple[Inputs, Counted, Callable[[Tensor], Tensor], torch.dtype]:
     """Check, cast to the working precision, split grouped heads, and read masks, weights, dropout and covariance."""
-    groups = _check_call(query, key, value, mask, gqa)
+    groups, lead = _check_call(query, key, value, mask, gqa)
     checks.covariance(covariance)
     checks.solver(solver, query.device)
     dtype = _common_dtype(query, key, value)
     working = torch.float64 if dtype == torch.float64 else torch.float32
     if weight is not None:
         checks.weight(weight, query.device, key.shape[-2])
+        if groups == 1:
+            checks.leading(call=lead, weight=weight.shape[:-1])
     heads, shared = (query.shape[-3], key.shape[-3]) if groups > 1 else (1, 1)
 
     def split(x: Tensor, trailing: int) -> Tensor:
         return layout.split_groups(x, trailing, heads, shared) if groups > 1 else x
 
     if isinstance(alpha, Tensor):
-        checks.alpha_tensor(alpha, query.device, tuple(checks.leading(query=query.shape[:-2], alpha=alpha.shape)))
+        checks.alpha_tensor(alpha, query.device, lead)
         alpha = split(alpha.to(query.device, working), 0)
     query, key, value = query.to(working), key.to(working), value.to(working)
     inputs = Inputs(split(query, 2), split(key, 2), split(value, 2), None, *_regulariser(alpha, covariance, key))
     if mask is not None:
         mask = split(mask, 2)
     counted = masks.count(mask, None if weight is None else split(weight, 1), is_causal, working)
-    if dropout_p > 0:
+    if dropout_p:
         lead = layout.context_lead(inputs._replace(weight=counted.weight))
         counted = counted._replace(weight=masks.drop_points(counted.weight, lead, inputs.key, dropout_p))
     seen = counted.keep if counted.per_query is None else masks.seen_by_any(counted.per_query)

@@ -14,7 +14,7 @@ from torch.library import custom_op
 
 from intention.solve import ridge, transform
 from intention.solve.doors import gather_batch, scatter_batch
-from intention.solve.ladder import pack, unpack
+from intention.solve.ladder import REFINED, pack, unpack
 from intention.solve.problem import Plan, Problem
 from intention.solve.pullback import Needs
 from intention.solve.transform import Points
@@ -33,6 +33,11 @@ def _plain(*tensors: Tensor) -> tuple[Tensor, ...]:
 def _whole(packed: Tensor, dual: bool, dtype: torch.dtype) -> Tensor:
     """A report of the shape that does not depend on what happened."""
     return pack(unpack(packed, dual, dtype))
+
+
+def _light(packed: Tensor) -> Tensor:
+    """Back to ratios alone where nothing happened."""
+    return packed if bool((packed[:, 0] >= REFINED).any()) else packed[:, 1]
 
 
 def _ridge(
@@ -83,7 +88,7 @@ def _ridge_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     problem = Problem(query, key, value, weight, alpha, gain)
     plan = Plan(dual, intercept, scale)
-    grads = ridge._backward(grad, problem, coef, matrix, packed, plan, solver, Needs(weight=weight is not None))
+    grads = ridge._backward(grad, problem, coef, matrix, _light(packed), plan, solver, Needs(weight=weight is not None))
     return tuple(grad.new_empty(0) if g is None else g.contiguous() for g in grads[:6])  # type: ignore[return-value]
 
 
@@ -142,7 +147,7 @@ def _transform_backward(
     inverse: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     points = Points(rows, key, weight, alpha, gain)
-    grads = transform._pull(grad, points, out, matrix, packed, solver, inverse)
+    grads = transform._pull(grad, points, out, matrix, _light(packed), solver, inverse)
     return tuple(grad.new_empty(0) if g is None else g.contiguous() for g in grads)  # type: ignore[return-value]
 
 

@@ -74,22 +74,23 @@ def orthogonal(x: Tensor, alpha: Tensor, gain: Tensor | None) -> Factor:
 def pseudo(x: Tensor, alpha: Tensor, gain: Tensor | None, rtol: float) -> tuple[Factor, Tensor]:
     """Sigma^+ by SVD of X: directions below `rtol` of the largest singular value are dropped where alpha = 0.
 
-    Also returns the ratio of the smallest kept to the largest singular value of X.
+    Also returns the ratio of the smallest kept to the largest singular value of X. An X that is not finite shows as
+    ratio = NaN; LAPACK would raise for the whole batch.
     """
+    finite = torch.isfinite(x).flatten(1).all(-1)
+    x = torch.where(finite[:, None, None], x, 0.0)
     _, s, vt = torch.linalg.svd(x, full_matrices=x.shape[-1] > x.shape[-2])
     if (missing := x.shape[-1] - s.shape[-1]) > 0:
         s = torch.cat([s, s.new_zeros(*s.shape[:-1], missing)], dim=-1)
     top = s.amax(-1, keepdim=True)
-    keep = (s > rtol * top) | (alpha[:, None] > 0)
     spectrum = s.square() if gain is None else s.square() * gain[:, None]
     spectrum = spectrum + alpha[:, None]
-    power = torch.where(keep & (spectrum > 0), 1 / spectrum, 0.0)
+    kept = ((s > rtol * top) | (alpha[:, None] > 0)) & (spectrum > 0)
+    power = torch.where(kept, 1 / spectrum, 0.0)
     matrix = torch.bmm(vt.mT * power[:, None, :], vt)
-    kept = keep & (spectrum > 0)
-    smallest = spectrum.masked_fill(~kept, torch.inf).amin(-1)
-    ratio = torch.where(kept.any(-1), spectrum.amax(-1) / smallest, 1.0)
-    spread = torch.where(kept.any(-1), s.masked_fill(~kept, torch.inf).amin(-1) / top[:, 0], 1.0)
-    return Factor(matrix, True, ratio), spread
+    ratio = torch.where(kept.any(-1), spectrum.amax(-1) / _smallest(spectrum, kept), 1.0)
+    spread = torch.where(kept.any(-1), _smallest(s, kept) / top[:, 0], 1.0)
+    return Factor(matrix, True, torch.where(finite, ratio, torch.nan)), spread
 
 
 def solve(factor: Factor, rhs: Tensor) -> Tensor:
@@ -116,6 +117,10 @@ def _inverse(lower: Tensor, failed: Tensor) -> Tensor:
         return torch.cholesky_inverse(lower)
     eye = torch.eye(lower.shape[-1], dtype=lower.dtype, device=lower.device)
     return torch.cholesky_solve(eye.expand_as(lower), lower)  # elsewhere torch.cholesky_inverse waits for the device
+
+
+def _smallest(x: Tensor, kept: Tensor) -> Tensor:
+    return x.masked_fill(~kept, torch.inf).amin(-1)
 
 
 def _ratio(diagonal: Tensor, lower: Tensor) -> Tensor:

@@ -26,6 +26,7 @@ from intention.solve.factor import (
     SMALL_CORRECTION,
     Factor,
     cholesky,
+    mm,
     orthogonal,
     pseudo,
     sigma_times,
@@ -252,22 +253,36 @@ def _pull(
     times = points.rows.shape[0] // max(points.key.shape[0], 1)
     key = points.key.repeat_interleave(times, 0) if times > 1 else points.key
     gain = 1 if points.gain is None else points.gain[:, None, None]
-    cross = torch.bmm(out.mT, y)  # dSigma = -X'Y
+    cross = -torch.bmm(out.mT, y)  # dSigma = -X'Y
     if not uneventful(packed):
-        # the derivative of a pseudo-inverse has further terms that are not made here: NaN, not a plausible number
+        # where Sigma is singular, Sigma^+ also turns with its null space (along changes that keep the rank)
+        outside = grad - _times_sigma(y, points, key), points.rows - _times_sigma(out, points, key)
+        turn = torch.bmm(_again(out, points, solver, inverse, matrix, packed).mT, outside[0])
+        turn = turn + torch.bmm(outside[1].mT, _again(y, points, solver, inverse, matrix, packed))
         singular = (unpack(packed, False, out.dtype).route == PINV) & (points.alpha == 0)
-        cross = torch.where(singular[:, None, None], torch.nan, cross)
+        cross = cross + torch.where(singular[:, None, None], turn, 0.0)
     pulled = torch.bmm(key, cross + cross.mT)
-    along = (pulled * key).sum(-1) / 2  # k_i X'Y k_i'
-    weight_gain = along if points.weight is None else points.weight * along
-    key_grad = -gain * (pulled if points.weight is None else points.weight[..., None] * pulled)
+    along = (pulled * key).sum(-1) / 2  # k_i dSigma k_i'
+    counted = along if points.weight is None else points.weight * along
+    key_grad = gain * (pulled if points.weight is None else points.weight[..., None] * pulled)
     return (
         y,
         sum_neighbours(key_grad, times),
-        None if points.weight is None else -(along if points.gain is None else points.gain[:, None] * along),
+        None if points.weight is None else (along if points.gain is None else points.gain[:, None] * along),
         -(out * y).sum((-2, -1)),
-        None if points.gain is None else -weight_gain.sum(-1),
+        None if points.gain is None else counted.sum(-1),
     )
+
+
+def _times_sigma(rows: Tensor, points: Points, key: Tensor) -> Tensor:
+    """rows Sigma"""
+    reach = mm(key, rows.mT)  # (B, N, M)
+    if points.weight is not None:
+        reach = points.weight[..., None] * reach
+    product = mm(key.mT, reach).mT
+    if points.gain is not None:
+        product = points.gain[:, None, None] * product
+    return product + points.alpha[:, None, None] * rows
 
 
 @no_autocast

@@ -1,0 +1,257 @@
+"""Masks, causality, dropout, empty contexts and values that are not numbers."""
+
+import pytest
+import reference
+import torch
+
+from intention import functional as F
+
+CALLS = ["attention", "linear_attention", "intention", "sigma_intention"]
+SOLVED = ["intention", "sigma_intention"]
+TALL, WIDE = (7, 11, 3, 5), (3, 11, 7, 5)  # n, m, d, k
+
+
+def draw(shape=TALL, lead=(2, 3), grad=False):
+    n, m, d, k = shape
+    return [torch.randn(*lead, *s, dtype=torch.float64, requires_grad=grad) for s in ((m, d), (n, d), (n, k))]
+
+
+def agree(call, inputs, mask, causal=False, leaf=None, **extra):
+    got = getattr(F, call)(*inputs, mask, is_causal=causal, scale=0.5, **extra)
+    want = getattr(reference, call)(*inputs, mask=mask, causal=causal, scale=0.5, **extra)
+    torch.testing.assert_close(got, want)
+    leaves = [x for x in (*inputs, mask if leaf is None else leaf) if x is not None and x.requires_grad]
+    upstream = torch.randn_like(want)
+    for a, b in zip(torch.autograd.grad(got, leaves, upstream), torch.autograd.grad(want, leaves, upstream), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("shape", [TALL, WIDE])
+@pytest.mark.parametrize("mask_lead", [(), (1,), (3,), (2, 1), (2, 3)])
+@pytest.mark.parametrize("rows", ["one", "expanded", "each"])
+@pytest.mark.parametrize("kind", ["bool", "float"])
+def test_masks(call, shape, mask_lead, rows, kind):
+    n, m = shape[:2]
+    size = m if rows == "each" else 1
+    mask = torch.rand(*mask_lead, size, n) > 0.4
+    mask[..., 0] = True
+    if kind == "float":
+        mask = torch.where(mask, torch.randn(mask.shape, dtype=torch.float64), -torch.inf).requires_grad_()
+    inputs = draw(shape, grad=True)
+    agree(call, inputs, mask.expand(*mask_lead, m, n) if rows == "expanded" else mask, leaf=mask)
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_one_dimensional_mask(call):
+    mask = torch.tensor([True, False, True, True, False, True, True])
+    agree(call, draw(grad=True), mask)
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_zero_and_minus_infinity_is_the_bool_mask(call):
+    q, k, v = draw()
+    mask = torch.rand(2, 1, 1, 7) > 0.4
+    floats = torch.where(mask, 0.0, -torch.inf).double()
+    torch.testing.assert_close(getattr(F, call)(q, k, v, floats), getattr(F, call)(q, k, v, mask))
+
+
+@pytest.mark.parametrize("call", SOLVED)
+def test_a_float_mask_is_a_log_weight(call):
+    q, k, v = draw()
+    mask = torch.randn(2, 3, 1, 7, dtype=torch.float64)
+    torch.testing.assert_close(getattr(F, call)(q, k, v, mask), getattr(F, call)(q, k, v, weight=mask[..., 0, :].exp()))
+
+
+@pytest.mark.parametrize("call", SOLVED)
+def test_a_shared_mask_is_never_solved_query_by_query(call, monkeypatch):
+    """Decided by shape and stride, so an expanded mask costs nothing extra."""
+    def forbidden(*_):
+        raise AssertionError("query by query")
+
+    monkeypatch.setattr(F, "_per_query", forbidden)
+    q, k, v = draw()
+    mask = torch.ones(2, 1, 1, 7, dtype=torch.bool)
+    getattr(F, call)(q, k, v, mask)
+    getattr(F, call)(q, k, v, mask.expand(2, 3, 11, 7))
+    with pytest.raises(AssertionError, match="query by query"):
+        getattr(F, call)(q, k, v, mask.expand(2, 3, 11, 7).contiguous())
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("shape", [TALL, WIDE, (7, 7, 3, 5), (5, 3, 4, 2)])
+def test_causal(call, shape):
+    """Top-left aligned for any M and N; the Gram of query t holds keys <= t only."""
+    agree(call, draw(shape, grad=True), None, causal=True)
+
+
+@pytest.mark.parametrize("call", SOLVED)
+@pytest.mark.parametrize("intercept", [False, True])
+def test_causal_with_shared_mask_and_weight(call, intercept):
+    mask = torch.tensor([True, False, True, True, True, False, True])
+    weight = torch.rand(3, 7, dtype=torch.float64, requires_grad=True)
+    agree(call, draw(grad=True), mask, causal=True, weight=weight, intercept=intercept, alpha=0.3)
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_causal_with_a_shared_mask_for_all_calls(call):
+    agree(call, draw(grad=True), torch.tensor([True, False, True, True, True, False, True]), causal=True)
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_the_future_does_not_leak(call):
+    q, k, v = draw((7, 7, 3, 5))
+    before = getattr(F, call)(q, k, v, is_causal=True)
+    k[..., 4, :] += 1
+    v[..., 4, :] += 1
+    after = getattr(F, call)(q, k, v, is_causal=True)
+    assert torch.equal(before[..., :4, :], after[..., :4, :])
+    assert not torch.equal(before[..., 4:, :], after[..., 4:, :])
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_chunks_do_not_show(call, monkeypatch):
+    q, k, v = draw((7, 7, 3, 5))
+    mask = torch.rand(7, 7) > 0.3
+    mask[:, 0] = True
+    whole = [getattr(F, call)(q, k, v, is_causal=True), getattr(F, call)(q, k, v, mask)]
+    monkeypatch.setattr(F, "CHUNK", 6 * 7 * 5 * 2)  # two queries at a time
+    for a, b in zip(whole, [getattr(F, call)(q, k, v, is_causal=True), getattr(F, call)(q, k, v, mask)], strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_causal_and_a_mask_per_query_is_refused():
+    q, k, v = draw((7, 7, 3, 5))
+    for call in ("linear_attention", "intention", "sigma_intention", "attention"):
+        with pytest.raises(ValueError, match="put the causal triangle into the mask"):
+            getattr(F, call)(q, k, v, torch.ones(7, 7, dtype=torch.bool), is_causal=True)
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("alpha", [0.0, 1e-6, 1.0])
+@pytest.mark.parametrize("how", ["bool", "float", "per query", "weight", "no points"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [TALL, WIDE])
+def test_an_empty_context_gives_zero(call, alpha, how, dtype, shape):
+    """... in all four calls at any alpha, with gradients that are zero or finite, never NaN."""
+    n, m = shape[:2]
+    q, k, v = (x.to(dtype).requires_grad_() for x in draw(shape))
+    extra = {"alpha": alpha} if call in SOLVED else {}
+    mask = None
+    if how == "bool":
+        mask = torch.zeros(1, n, dtype=torch.bool)
+    elif how == "float":
+        mask = torch.full((1, n), -torch.inf, dtype=dtype)
+    elif how == "per query":
+        mask = torch.zeros(m, n, dtype=torch.bool)
+    elif how == "weight":
+        if call not in SOLVED:
+            pytest.skip("no weight argument")
+        extra["weight"] = torch.zeros(n, dtype=dtype, requires_grad=True)
+    else:
+        k, v = k[..., :0, :], v[..., :0, :]
+    out = getattr(F, call)(q, k, v, mask, **extra)
+    assert out.shape == (2, 3, m, shape[3])
+    assert torch.equal(out, torch.zeros_like(out))
+    grads = torch.autograd.grad(out.sum(), [q, k, v], allow_unused=True)
+    assert all(g is None or torch.isfinite(g).all() for g in grads)
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_some_elements_of_a_batch_may_be_empty(call):
+    q, k, v = (x.requires_grad_() for x in draw())
+    mask = torch.ones(2, 3, 1, 7, dtype=torch.bool)
+    mask[0, 1] = False
+    out = getattr(F, call)(q, k, v, mask)
+    assert torch.equal(out[0, 1], torch.zeros_like(out[0, 1]))
+    torch.testing.assert_close(out[1], getattr(F, call)(q[1], k[1], v[1]))
+    assert all(torch.isfinite(g).all() for g in torch.autograd.grad(out.sum(), [q, k, v]))
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("rows", ["shared", "each"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_masked_rows_may_hold_nan(call, rows, causal):
+    q, k, v = draw()
+    mask = torch.ones(1 if rows == "shared" else 11, 7, dtype=torch.bool)
+    mask[:, [2, 5]] = False
+    if causal and rows == "each":
+        pytest.skip("refused")
+    want = getattr(F, call)(q, k, v, mask, is_causal=causal)
+    k[..., [2, 5], :] = torch.nan
+    v[..., [2, 5], :] = torch.inf
+    k.requires_grad_()
+    got = getattr(F, call)(q, k, v, mask, is_causal=causal)
+    torch.testing.assert_close(got, want)
+    assert torch.isfinite(torch.autograd.grad(got.sum(), k)[0]).all()
+
+
+@pytest.mark.parametrize("shape", [TALL, WIDE])
+@pytest.mark.parametrize("solver", ["auto", "primal", "dual", "qr", "pinv", "float64"])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_what_is_not_a_number_never_becomes_one(shape, solver, bad, dtype):
+    """Bad keys spoil their batch element, bad values their columns, bad queries their rows; nothing else."""
+    q, k, v = (x.to(dtype) for x in draw(shape, lead=(3,)))
+    clean = F.intention(q, k, v, solver=solver)
+
+    spoilt = k.clone()
+    spoilt[1, 0, 0] = bad
+    out = F.intention(q, spoilt, v, solver=solver)
+    assert not torch.isfinite(out[1]).any()
+    torch.testing.assert_close(out[[0, 2]], clean[[0, 2]])
+
+    spoilt = v.clone()
+    spoilt[1, 0, 0] = bad
+    out = F.intention(q, k, spoilt, solver=solver)
+    assert not torch.isfinite(out[1, :, 0]).any()
+    torch.testing.assert_close(out[[0, 2]], clean[[0, 2]])
+    torch.testing.assert_close(out[1, :, 1:], clean[1, :, 1:])
+
+    spoilt = q.clone()
+    spoilt[1, 0, 0] = bad
+    out = F.intention(spoilt, k, v, solver=solver)
+    assert not torch.isfinite(out[1, 0]).any()
+    torch.testing.assert_close(out[1, 1:], clean[1, 1:])
+
+    weight = torch.ones(3, shape[0], dtype=dtype)
+    weight[1, 0] = torch.inf
+    out = F.intention(q, k, v, weight=weight, solver=solver)
+    assert not torch.isfinite(out[1]).any()
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_sigma_intention_with_bad_keys(bad):
+    q, k, v = draw(lead=(3,))
+    clean = F.sigma_intention(q, k, v)
+    k[1, 0, 0] = bad
+    out = F.sigma_intention(q, k, v)
+    assert not torch.isfinite(out[1]).any()
+    torch.testing.assert_close(out[[0, 2]], clean[[0, 2]])
+
+
+@pytest.mark.parametrize("call", ["linear_attention", "intention"])
+def test_dropout_leaves_points_out(call):
+    """Each point counts 0 or 1 / (1 - p); the mean of the counts is 1."""
+    q = torch.eye(5, dtype=torch.float64)
+    k = torch.eye(5, dtype=torch.float64).expand(4000, 5, 5)
+    v = torch.eye(5, dtype=torch.float64).expand(4000, 5, 5)
+    p = 0.25
+    out = getattr(F, call)(q, k, v, dropout_p=p, **({"alpha": 1.0} if call == "intention" else {}))
+    seen = out.diagonal(dim1=-2, dim2=-1)
+    count = 1 / (1 - p)
+    full = count if call == "linear_attention" else count / (count + 1)  # w = 1: K'WV = c I, (c + 1)^-1 c
+    assert set(seen.unique().tolist()) <= {0.0, full}
+    assert abs((seen == 0).double().mean().item() - p) < 0.02
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_dropout_zero_changes_nothing_and_seeds_repeat(call):
+    q, k, v = draw()
+    f = getattr(F, call)
+    assert torch.equal(f(q, k, v, dropout_p=0.0), f(q, k, v))
+    torch.manual_seed(3)
+    first = f(q, k, v, dropout_p=0.5)
+    torch.manual_seed(3)
+    assert torch.equal(first, f(q, k, v, dropout_p=0.5))
+    assert not torch.equal(first, f(q, k, v))
