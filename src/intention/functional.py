@@ -91,7 +91,7 @@ def linear_attention(
     )
     query, key, value = inputs.query, inputs.key, inputs.value
     if inputs.weight is not None:
-        value = value * inputs.weight[..., None]
+        value = value * inputs.weight.unsqueeze(-1)
     if is_causal or counted.per_query is not None:
         out = _linear_per_query(query, key, value, counted.per_query)
     else:
@@ -248,7 +248,7 @@ def sigma_intention(
         mask = mask.to(dtype)
     out = _softmax_attention(moved, keys, values, mask, dropout_p, is_causal, scale, False)
     if counted.weight is not None and counted.weight.requires_grad:
-        out = torch.where((counted.weight > 0).any(-1)[..., None, None], out, 0.0)
+        out = torch.where((counted.weight > 0).any(-1).unsqueeze(-1).unsqueeze(-1), out, 0.0)
     out = unsplit(out)
     return (out, _info(report)) if return_info else out
 
@@ -425,19 +425,18 @@ def _per_query(
     step = max(1, CHUNK // (batch * max(n, d) * width))
     outs, reports = [], []
     for start in range(0, m, step):
-        stop = min(start + step, m)
-        rows = stop - start
-        seen = n if mask is not None else min(stop, n)
+        rows = min(step, m - start)
+        seen = n if mask is not None else min(start + rows, n)
         if mask is None:
             taken = masks.causal(rows, seen, base.key.device, start).to(base.key.dtype).expand(batch, rows, seen)
         else:
-            taken = masks.as_weight(mask[..., start:stop, :], base.key.dtype).reshape(batch, rows, n)
+            taken = masks.as_weight(mask.narrow(-2, start, rows), base.key.dtype).reshape(batch, rows, n)
         if base.weight is not None:
-            taken = taken * base.weight[:, None, :seen]
+            taken = taken * base.weight.narrow(1, 0, seen).unsqueeze(1)
         part = Problem(
-            base.query[:, start:stop].reshape(batch * rows, 1, d),
-            base.key[:, :seen],
-            base.value[:, :seen],
+            base.query.narrow(1, start, rows).reshape(batch * rows, 1, d),
+            base.key.narrow(1, 0, seen),
+            base.value.narrow(1, 0, seen),
             taken.reshape(batch * rows, seen),
             base.alpha.repeat_interleave(rows, 0),
             None if base.gain is None else base.gain.repeat_interleave(rows, 0),
@@ -457,11 +456,12 @@ def _linear_per_query(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | 
     step = max(1, CHUNK // max(1, batch * n))
     outs = []
     for start in range(0, m, step):
-        rows = query[..., start : start + step, :]
+        size = min(step, m - start)
+        rows = query.narrow(-2, start, size)
         if mask is None:
-            counts = masks.causal(rows.shape[-2], n, query.device, start).to(query.dtype)
+            counts = masks.causal(size, n, query.device, start).to(query.dtype)
         else:
-            counts = masks.as_weight(mask[..., start : start + step, :], query.dtype)
+            counts = masks.as_weight(mask.narrow(-2, start, size), query.dtype)
         outs.append(((rows @ key.mT) * counts) @ value)
     return torch.cat(outs, -2) if outs else query @ (key.mT @ value)
 
@@ -500,7 +500,7 @@ def _centred_key(inputs: Inputs, keep: Tensor | None) -> Tensor:
             key = key - key.mean(-2, keepdim=True)
         return key
     total = weight.sum(-1, keepdim=True)
-    share = (weight / torch.where(total > 0, total, 1.0))[..., None, :]
+    share = (weight / torch.where(total > 0, total, 1.0)).unsqueeze(-2)
     for _ in range(2):  # the second pass removes the rounding of the first mean
         key = key - share @ key
     return masks.fill(key, keep)

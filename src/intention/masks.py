@@ -36,7 +36,7 @@ def count(mask: Tensor | None, weight: Tensor | None, is_causal: bool, dtype: to
                 "put the causal triangle into the mask and pass is_causal=False"
             )
         return Counted(None, weight, mask)
-    shared = mask if mask.dim() < 2 else mask[..., 0, :]
+    shared = mask if mask.dim() < 2 else mask.select(-2, 0)
     if shared.dtype == torch.bool:
         return Counted(shared, weight, None)
     factor = shared.to(dtype).exp()
@@ -52,7 +52,7 @@ def drop_points(weight: Tensor | None, lead: tuple[int, ...], like: Tensor, p: f
 
 def fill(x: Tensor, keep: Tensor | None) -> Tensor:
     """Zeros where a point is masked, so that what it holds (NaN included) cannot matter."""
-    return x if keep is None else torch.where(keep[..., None], x, 0.0)
+    return x if keep is None else torch.where(keep.unsqueeze(-1), x, 0.0)
 
 
 def seen_by_any(mask: Tensor) -> Tensor:
@@ -67,7 +67,7 @@ def as_weight(mask: Tensor, dtype: torch.dtype) -> Tensor:
 def causal(m: int, n: int, device: torch.device, start: int = 0) -> Tensor:
     """(m, n) bool: query start + t sees keys <= start + t (top-left aligned)."""
     rows = torch.arange(start, start + m, device=device)
-    return torch.arange(n, device=device) <= rows[:, None]
+    return torch.arange(n, device=device) <= rows.unsqueeze(-1)
 
 
 def score_mask(counted: Counted, is_causal: bool, m: int, n: int, device: torch.device) -> tuple[Tensor | None, bool]:
@@ -75,12 +75,12 @@ def score_mask(counted: Counted, is_causal: bool, m: int, n: int, device: torch.
     if counted.per_query is not None:
         mask = counted.per_query
         if counted.weight is not None:
-            logs = _log(counted.weight)[..., None, :]
+            logs = _log(counted.weight).unsqueeze(-2)
             mask = logs + (torch.where(mask, 0.0, -torch.inf).to(logs) if mask.dtype == torch.bool else mask)
         return mask, False
-    mask = None if counted.keep is None else counted.keep[..., None, :]
+    mask = None if counted.keep is None else counted.keep.unsqueeze(-2)
     if counted.weight is not None:
-        logs = _log(counted.weight)[..., None, :]
+        logs = _log(counted.weight).unsqueeze(-2)
         mask = logs if mask is None else torch.where(mask, logs, -torch.inf)
     if mask is None or not is_causal:
         return mask, is_causal

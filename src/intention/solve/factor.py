@@ -46,7 +46,7 @@ def gram(x: Tensor, alpha: Tensor, gain: Tensor | None) -> tuple[Tensor, Tensor]
     """Sigma = c X'X + alpha I, and its diagonal."""
     sigma = torch.bmm(x.mT, x)
     if gain is not None:
-        sigma = sigma * gain[:, None, None]
+        sigma = sigma * gain.view(-1, 1, 1)
     diagonal = sigma.diagonal(0, -2, -1)
     diagonal.add_(alpha.unsqueeze(-1))
     return sigma, diagonal
@@ -65,8 +65,8 @@ def orthogonal(x: Tensor, alpha: Tensor, gain: Tensor | None) -> Factor:
     """The same factor by QR of [sqrt(c) X; sqrt(alpha) I]: Sigma is never formed, so its condition is not squared."""
     n = x.shape[-1]
     eye = torch.eye(n, dtype=x.dtype, device=x.device)
-    top = x if gain is None else x * gain.sqrt()[:, None, None]
-    stacked = torch.cat([top, alpha.sqrt()[:, None, None] * eye], dim=1)
+    top = x if gain is None else x * gain.sqrt().view(-1, 1, 1)
+    stacked = torch.cat([top, alpha.sqrt().view(-1, 1, 1) * eye], dim=1)
     lower = torch.linalg.qr(stacked, mode="r").R.mT
     return Factor(lower, False, _ratio(stacked.square().sum(1), lower.abs()))
 
@@ -78,18 +78,18 @@ def pseudo(x: Tensor, alpha: Tensor, gain: Tensor | None, rtol: float) -> tuple[
     ratio = NaN; LAPACK would raise for the whole batch.
     """
     finite = torch.isfinite(x).flatten(1).all(-1)
-    x = torch.where(finite[:, None, None], x, 0.0)
+    x = torch.where(finite.view(-1, 1, 1), x, 0.0)
     _, s, vt = torch.linalg.svd(x, full_matrices=x.shape[-1] > x.shape[-2])
     if (missing := x.shape[-1] - s.shape[-1]) > 0:
         s = torch.cat([s, s.new_zeros(*s.shape[:-1], missing)], dim=-1)
     top = s.amax(-1, keepdim=True)
-    spectrum = s.square() if gain is None else s.square() * gain[:, None]
-    spectrum = spectrum + alpha[:, None]
-    kept = ((s > rtol * top) | (alpha[:, None] > 0)) & (spectrum > 0)
+    spectrum = s.square() if gain is None else s.square() * gain.unsqueeze(1)
+    spectrum = spectrum + alpha.unsqueeze(1)
+    kept = ((s > rtol * top) | (alpha.unsqueeze(1) > 0)) & (spectrum > 0)
     power = torch.where(kept, 1 / spectrum, 0.0)
-    matrix = torch.bmm(vt.mT * power[:, None, :], vt)
+    matrix = torch.bmm(vt.mT * power.unsqueeze(1), vt)
     ratio = torch.where(kept.any(-1), spectrum.amax(-1) / _smallest(spectrum, kept), 1.0)
-    spread = torch.where(kept.any(-1), _smallest(s, kept) / top[:, 0], 1.0)
+    spread = torch.where(kept.any(-1), _smallest(s, kept) / top.squeeze(-1), 1.0)
     return Factor(matrix, True, torch.where(finite, ratio, torch.nan)), spread
 
 
@@ -104,14 +104,14 @@ def sigma_times(x: Tensor, alpha: Tensor, gain: Tensor | None, b: Tensor) -> Ten
     """Sigma b, from X and not from the Gram: residuals taken this way do not square the condition number."""
     product = mm(x.mT, mm(x, b))
     if gain is not None:
-        product = product * gain[:, None, None]
-    return product + alpha[:, None, None] * b
+        product = product * gain.view(-1, 1, 1)
+    return product + alpha.view(-1, 1, 1) * b
 
 
 def _inverse(lower: Tensor, failed: Tensor) -> Tensor:
     """Sigma^-1 from L. Elements that failed get some finite number: their ratio already says so."""
     lower.diagonal(0, -2, -1).masked_fill_(
-        failed[:, None], 1.0
+        failed.unsqueeze(1), 1.0
     )  # torch.cholesky_inverse would raise for the whole batch
     if lower.device.type == "cpu":
         return torch.cholesky_inverse(lower)
@@ -120,7 +120,7 @@ def _inverse(lower: Tensor, failed: Tensor) -> Tensor:
 
 
 def _smallest(x: Tensor, kept: Tensor) -> Tensor:
-    return x.masked_fill(~kept, torch.inf).amin(-1)
+    return torch.where(kept, x, torch.inf).amin(-1)
 
 
 def _ratio(diagonal: Tensor, lower: Tensor) -> Tensor:

@@ -68,11 +68,11 @@ class Problem(NamedTuple):
         else:
             total = self.weight.sum(-1)
             total = torch.where(total > 0, total, 1.0)
-            share = self.weight / total[:, None]
+            share = self.weight / total.unsqueeze(1)
         mean_value = value.new_zeros(())
         for _ in range(2):
-            mean_key = torch.bmm(share[:, None], key)  # (B, 1, d)
-            shift = torch.bmm(share[:, None], value)  # (B, 1, k)
+            mean_key = torch.bmm(share.unsqueeze(1), key)  # (B, 1, d)
+            shift = torch.bmm(share.unsqueeze(1), value)  # (B, 1, k)
             query, key, value = query - mean_key, key - mean_key, value - shift
             mean_value = mean_value + shift
         return self._replace(query=query, key=key, value=value), mean_value, share, total
@@ -81,7 +81,7 @@ class Problem(NamedTuple):
         """K~ and V~. Never differentiate this: sqrt has no derivative at a weight of 0."""
         if self.weight is None:
             return self.key, self.value
-        root = self.weight.sqrt()[..., None]
+        root = self.weight.sqrt().unsqueeze(-1)
         return self.key * root, self.value * root
 
 
@@ -154,12 +154,12 @@ def refine(fitted: Fit, plan: Plan) -> tuple[Fit, Tensor]:
     That size is a reliable estimate of the error before the step.
     """
     problem, x, coef = fitted.problem, fitted.x, fitted.coef
-    gain = 1 if problem.gain is None else problem.gain[:, None, None]
+    gain = 1 if problem.gain is None else problem.gain.view(-1, 1, 1)
     if plan.dual:
         rest = fitted.target - gain * mm(x.mT, mm(x, coef))
     else:
         rest = mm(x.mT, fitted.target - gain * mm(x, coef))
-    step = solve(fitted.factor, rest - problem.alpha[:, None, None] * coef)
+    step = solve(fitted.factor, rest - problem.alpha.view(-1, 1, 1) * coef)
     tiny = torch.finfo(coef.dtype).tiny
     moved = torch.linalg.vector_norm(project(fitted, plan, step), dim=(-2, -1))
     size = torch.linalg.vector_norm(project(fitted, plan, coef), dim=(-2, -1))

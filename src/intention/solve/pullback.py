@@ -68,10 +68,10 @@ def _with_intercept(
     assert g.query is not None and g.key is not None and g.value is not None
     mean_key = -g.query.sum(1, keepdim=True) - g.key.sum(1, keepdim=True)  # (B, 1, d)
     mean_value = grad.sum(1, keepdim=True) - g.value.sum(1, keepdim=True)  # (B, 1, k)
-    key, value, weight = g.key + share[..., None] * mean_key, g.value + share[..., None] * mean_value, g.weight
+    key, value, weight = g.key + share.unsqueeze(-1) * mean_key, g.value + share.unsqueeze(-1) * mean_value, g.weight
     if needs.weight and weight is not None:
         pull = (centred.key * mean_key).sum(-1) + (centred.value * mean_value).sum(-1)
-        weight = weight + pull / total[:, None]
+        weight = weight + pull / total.unsqueeze(1)
     return g._replace(key=key, value=value, weight=weight)
 
 
@@ -81,7 +81,7 @@ def _primal(p: Problem, grad: Tensor, invert: Invert, w: Tensor, needs: Needs, m
     z = invert(y)  # Z = Sigma^-1 Q'g
     if mode.refined:
         inside = mm(p.key.mT, _per_point(p.weight, mm(p.key, z)))
-        z = z + invert(y - _per_element(p.gain, inside) - p.alpha[:, None, None] * z)
+        z = z + invert(y - _per_element(p.gain, inside) - p.alpha.view(-1, 1, 1) * z)
     s = mm(p.key, z)  # S = K Z
     needs_weight, needs_gain = needs.weight and p.weight is not None, needs.gain and p.gain is not None
     key = weight = gain = rest = fitted = None
@@ -122,7 +122,7 @@ def _dual(p: Problem, grad: Tensor, invert: Invert, coef: Tensor, needs: Needs, 
     s = invert(mm(key, y))  # S = (c K~K~' + alpha I)^-1 K~ Q'g = K~ Z
     if mode.refined:
         outside = y - _per_element(p.gain, mm(key.mT, s))
-        s = s + invert(mm(key, outside) - p.alpha[:, None, None] * s)
+        s = s + invert(mm(key, outside) - p.alpha.view(-1, 1, 1) * s)
     key_grad = weight = None
     if needs.key:
         both = torch.bmm(coef, s.mT)
@@ -133,7 +133,7 @@ def _dual(p: Problem, grad: Tensor, invert: Invert, coef: Tensor, needs: Needs, 
         key_grad = _per_point(root, key_grad)
     if needs.weight and p.weight is not None:
         # dw_i = (k_i Z) (v_i - c k_i W); Z = (Q'g - c K~'S) / alpha, or K~'(K~K~')^-1 S where alpha = 0
-        alpha = p.alpha[:, None, None]
+        alpha = p.alpha.view(-1, 1, 1)
         outside = y - _per_element(p.gain, mm(key.mT, s))
         z = torch.where(alpha > 0, outside / alpha, mm(key.mT, invert(s)))
         weight = (mm(p.key, z) * (p.value - _per_element(p.gain, mm(p.key, w)))).sum(-1)
@@ -163,11 +163,11 @@ def _primal_tangent(p: Problem, t: Problem, invert: Invert) -> tuple[Tensor, Ten
     rest = p.value - _per_element(p.gain, fitted)
     inner = _per_point(p.weight, t.value - _per_element(p.gain, mm(t.key, w)))
     if t.weight is not None:
-        inner = inner + t.weight[..., None] * rest
+        inner = inner + t.weight.unsqueeze(-1) * rest
     if t.gain is not None:
         inner = inner - _per_element(t.gain, _per_point(p.weight, fitted))
     moved = mm(t.key.mT, _per_point(p.weight, rest)) + mm(p.key.mT, inner)
-    return w, invert(moved - t.alpha[:, None, None] * w)
+    return w, invert(moved - t.alpha.view(-1, 1, 1) * w)
 
 
 def _dual_tangent(p: Problem, t: Problem, invert: Invert) -> tuple[Tensor, Tensor]:
@@ -175,7 +175,7 @@ def _dual_tangent(p: Problem, t: Problem, invert: Invert) -> tuple[Tensor, Tenso
     key_t, value_t = t._replace(weight=p.weight).weighted()
     coef = invert(value)
     w = mm(key.mT, coef)
-    moved = _per_element(p.gain, mm(key_t, w) + mm(key, mm(key_t.mT, coef))) + t.alpha[:, None, None] * coef
+    moved = _per_element(p.gain, mm(key_t, w) + mm(key, mm(key_t.mT, coef))) + t.alpha.view(-1, 1, 1) * coef
     if t.gain is not None:
         moved = moved + _per_element(t.gain, mm(key, w))
     return w, mm(key_t.mT, coef) + mm(key.mT, invert(value_t - moved))
@@ -183,10 +183,10 @@ def _dual_tangent(p: Problem, t: Problem, invert: Invert) -> tuple[Tensor, Tenso
 
 def _centred_tangents(problem: Problem, tangent: Problem) -> tuple[Problem, Problem, Tensor]:
     p, _, share, total = problem.centred()
-    mean_key = torch.bmm(share[:, None], tangent.key)
-    mean_value = torch.bmm(share[:, None], tangent.value)
+    mean_key = torch.bmm(share.unsqueeze(1), tangent.key)
+    mean_value = torch.bmm(share.unsqueeze(1), tangent.value)
     if tangent.weight is not None:
-        move = tangent.weight[:, None] / total[:, None, None]
+        move = tangent.weight.unsqueeze(1) / total.view(-1, 1, 1)
         mean_key = mean_key + torch.bmm(move, p.key)
         mean_value = mean_value + torch.bmm(move, p.value)
     t = tangent._replace(query=tangent.query - mean_key, key=tangent.key - mean_key, value=tangent.value - mean_value)
@@ -194,17 +194,17 @@ def _centred_tangents(problem: Problem, tangent: Problem) -> tuple[Problem, Prob
 
 
 def _at_zero(alpha: Tensor, term: Tensor) -> Tensor:
-    return torch.where(alpha[:, None, None] == 0, term, 0.0)
+    return torch.where(alpha.view(-1, 1, 1) == 0, term, 0.0)
 
 
 def _per_point(weight: Tensor | None, x: Tensor) -> Tensor:
     """diag(w) x"""
-    return x if weight is None else weight[..., None] * x
+    return x if weight is None else weight.unsqueeze(-1) * x
 
 
 def _per_element(gain: Tensor | None, x: Tensor) -> Tensor:
     """c x"""
-    return x if gain is None else gain[:, None, None] * x
+    return x if gain is None else gain.view(-1, 1, 1) * x
 
 
 def _minus(start: Tensor, gain: Tensor | None, a: Tensor, b: Tensor) -> Tensor:

@@ -89,7 +89,7 @@ def _named(problem: Problem, plan: Plan, solver: str, trusted: bool) -> tuple[Te
     ratio = fitted.factor.ratio
     if not trusted:
         ratio = screen(ratio, problem.weight, problem.alpha, problem.gain)
-    out = torch.where(torch.isfinite(ratio)[:, None, None], predict(fitted, plan), torch.nan).to(dtype)
+    out = torch.where(torch.isfinite(ratio).view(-1, 1, 1), predict(fitted, plan), torch.nan).to(dtype)
     report = base_report(plan.dual, ratio.to(dtype), dtype)
     if size is not None:
         report = report._replace(route=torch.full_like(report.route, _NAMED_ROUTE[solver]), error=size.to(dtype))
@@ -315,15 +315,15 @@ def _tangent(problem: Problem, tangents: Any, packed: Tensor, plan: Plan, solver
 
 def _coefficients(problem: Problem, plan: Plan, invert: Invert, refined: bool) -> Tensor:
     """W or P as a differentiable function, with one refinement step where that is asked for."""
-    gain = 1 if problem.gain is None else problem.gain[:, None, None]
-    alpha = problem.alpha[:, None, None]
+    gain = 1 if problem.gain is None else problem.gain.view(-1, 1, 1)
+    alpha = problem.alpha.view(-1, 1, 1)
     if plan.dual:
         key, value = problem.weighted()
         coef = invert(value)
         if refined:
             coef = coef + invert(value - gain * mm(key, mm(key.mT, coef)) - alpha * coef)
         return coef
-    weight = 1 if problem.weight is None else problem.weight[..., None]
+    weight = 1 if problem.weight is None else problem.weight.unsqueeze(-1)
     coef = invert(mm(problem.key.mT, weight * problem.value))
     if refined:
         rest = problem.value - gain * mm(problem.key, coef)

@@ -110,7 +110,7 @@ def _forward(
         wide = [pick(t, None, torch.float64) for t in (rows, key, weight, alpha, gain)]
         out, matrix, packed = _forward(*wide, solver, inverse, trusted, matrix, packed)  # type: ignore[arg-type]
         return out.to(rows.dtype), matrix, packed
-    x = key if weight is None else key * weight.sqrt()[..., None]
+    x = key if weight is None else key * weight.sqrt().unsqueeze(-1)
     if solver in ("qr", "pinv"):
         inverse = solver == "pinv"
     if matrix is None:
@@ -127,7 +127,7 @@ def _forward(
         return out, matrix.clone(), packed.clone()
     ratio = factor.ratio if trusted else screen(factor.ratio, weight, alpha, gain)
     if solver != "auto":
-        out = torch.where(torch.isfinite(ratio)[:, None, None], out, torch.nan)
+        out = torch.where(torch.isfinite(ratio).view(-1, 1, 1), out, torch.nan)
         report = base_report(False, ratio, rows.dtype)
         code = {"cholesky": PRIMAL, "float64": FLOAT64, "qr": QR, "pinv": PINV}[solver]
         return out, factor.matrix, pack(report._replace(route=torch.full_like(ratio, code)))
@@ -252,7 +252,7 @@ def _pull(
     y = _again(grad, points, solver, inverse, matrix, packed)  # Y = g Sigma^-1
     times = points.rows.shape[0] // max(points.key.shape[0], 1)
     key = points.key.repeat_interleave(times, 0) if times > 1 else points.key
-    gain = 1 if points.gain is None else points.gain[:, None, None]
+    gain = 1 if points.gain is None else points.gain.view(-1, 1, 1)
     cross = -torch.bmm(out.mT, y)  # dSigma = -X'Y
     if not uneventful(packed):
         # where Sigma is singular, Sigma^+ also turns with its null space (along changes that keep the rank)
@@ -260,15 +260,15 @@ def _pull(
         turn = torch.bmm(_again(out, points, solver, inverse, matrix, packed).mT, outside[0])
         turn = turn + torch.bmm(outside[1].mT, _again(y, points, solver, inverse, matrix, packed))
         singular = (unpack(packed, False, out.dtype).route == PINV) & (points.alpha == 0)
-        cross = cross + torch.where(singular[:, None, None], turn, 0.0)
+        cross = cross + torch.where(singular.view(-1, 1, 1), turn, 0.0)
     pulled = torch.bmm(key, cross + cross.mT)
     along = (pulled * key).sum(-1) / 2  # k_i dSigma k_i'
     counted = along if points.weight is None else points.weight * along
-    key_grad = gain * (pulled if points.weight is None else points.weight[..., None] * pulled)
+    key_grad = gain * (pulled if points.weight is None else points.weight.unsqueeze(-1) * pulled)
     return (
         y,
         sum_neighbours(key_grad, times),
-        None if points.weight is None else (along if points.gain is None else points.gain[:, None] * along),
+        None if points.weight is None else (along if points.gain is None else points.gain.unsqueeze(1) * along),
         -(out * y).sum((-2, -1)),
         None if points.gain is None else counted.sum(-1),
     )
@@ -278,11 +278,11 @@ def _times_sigma(rows: Tensor, points: Points, key: Tensor) -> Tensor:
     """rows Sigma"""
     reach = mm(key, rows.mT)  # (B, N, M)
     if points.weight is not None:
-        reach = points.weight[..., None] * reach
+        reach = points.weight.unsqueeze(-1) * reach
     product = mm(key.mT, reach).mT
     if points.gain is not None:
-        product = points.gain[:, None, None] * product
-    return product + points.alpha[:, None, None] * rows
+        product = points.gain.view(-1, 1, 1) * product
+    return product + points.alpha.view(-1, 1, 1) * rows
 
 
 @no_autocast
@@ -292,18 +292,18 @@ def _push(
     rows_t, key_t, weight_t, alpha_t, gain_t = tangents
     times = points.rows.shape[0] // max(points.key.shape[0], 1)
     key = points.key.repeat_interleave(times, 0)
-    weighted = key if points.weight is None else points.weight[..., None] * key
-    gain = 1 if points.gain is None else points.gain[:, None, None]
+    weighted = key if points.weight is None else points.weight.unsqueeze(-1) * key
+    gain = 1 if points.gain is None else points.gain.view(-1, 1, 1)
     moved = torch.zeros_like(out)
     if key_t is not None:
         half = torch.bmm(key_t.repeat_interleave(times, 0).mT, weighted)
         moved = moved + torch.bmm(out, gain * (half + half.mT))
     if weight_t is not None:
-        moved = moved + torch.bmm(out, gain * torch.bmm(key.mT, weight_t[..., None] * key))
+        moved = moved + torch.bmm(out, gain * torch.bmm(key.mT, weight_t.unsqueeze(-1) * key))
     if gain_t is not None:
-        moved = moved + torch.bmm(out, gain_t[:, None, None] * torch.bmm(key.mT, weighted))
+        moved = moved + torch.bmm(out, gain_t.view(-1, 1, 1) * torch.bmm(key.mT, weighted))
     if alpha_t is not None:
-        moved = moved + alpha_t[:, None, None] * out
+        moved = moved + alpha_t.view(-1, 1, 1) * out
     if rows_t is not None:
         moved = moved - rows_t
     return _again(-moved, points, solver, inverse, matrix, packed)

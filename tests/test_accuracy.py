@@ -1,0 +1,191 @@
+"""Never silently wrong: the fuzz, the ladder, the warning and what return_info tells."""
+
+import warnings
+
+import fuzzing
+import pytest
+import reference
+import torch
+
+import intention
+from intention import functional as F
+from intention.solve import ladder
+
+ROUTE = {name: i for i, name in enumerate(F.ROUTES)}
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_fuzz_of_predictions(part):
+    """A seeded part of `python tests/fuzzing.py --count 5000`."""
+    errors, silent, raised, _, routes = fuzzing.survey(250, grad=False, start=250 * part)
+    assert not silent
+    assert not raised
+    assert (torch.tensor(errors["prediction"]) < 1e-5).double().mean() >= 0.99
+    assert {"primal", "dual", "refined", "float64"} <= set(routes)
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_fuzz_of_gradients(part):
+    """A seeded part of `python tests/fuzzing.py --count 5000 --grad`."""
+    errors, silent, raised, _, _ = fuzzing.survey(250, grad=True, start=250 * part)
+    assert not silent
+    assert not raised
+    for values in errors.values():
+        assert (torch.tensor(values) < 1e-4).double().mean() >= 0.99
+
+
+def test_the_fuzz_can_fail(monkeypatch):
+    """Accepting every factor, as a check of LAPACK's info alone does, is caught."""
+    monkeypatch.setitem(ladder.EASY, torch.float32, 1e30)
+    _, silent, _, _, _ = fuzzing.survey(250, grad=False)
+    assert silent
+
+
+def conditioned(condition, n=20, d=6, m=5, k=3, batch=1):
+    left = torch.linalg.qr(torch.randn(batch, n, d, dtype=torch.float64))[0]
+    right = torch.linalg.qr(torch.randn(batch, d, d, dtype=torch.float64))[0]
+    key = (left * condition ** -torch.linspace(0, 1, d, dtype=torch.float64)) @ right
+    return [x.float() for x in (torch.randn(batch, m, d), key, torch.randn(batch, n, k))]
+
+
+@pytest.mark.parametrize("dual", [False, True])
+def test_a_mixed_batch_takes_every_route(dual):
+    """Each element by the route it needs, values and gradients, and the report says which."""
+    parts = [conditioned(c, n=6 if dual else 20) for c in (1.5, 20.0 if dual else 30.0, 300.0, 1e5)]
+    q, k, v = (torch.cat(x) for x in zip(*parts, strict=True))
+    if dual:  # the same keys and queries in more dimensions than points
+        wide = torch.linalg.qr(torch.randn(9, 9))[0][:6]
+        q, k = q @ wide, k @ wide
+    leaves = [q, k, v, torch.full((4,), 1e-9)]
+    for x in leaves:
+        x.requires_grad_()
+    out, info = F.intention(*leaves[:3], alpha=leaves[3], return_info=True)
+    base = "dual" if dual else "primal"
+    assert [F.ROUTES[r] for r in info.route] == [base, "refined", "float64", "float64"]
+    assert (info.condition[1:] > info.condition[:-1]).all()
+    assert (info.error < 1e-3).all()
+    upstream = torch.randn_like(out)
+    got = torch.autograd.grad(out, leaves, upstream)
+    for i in range(4):
+        q, k, v, alpha = (x[i].detach().double() for x in leaves)
+        case = fuzzing.Case(q, k, v, torch.ones(len(k), dtype=torch.float64), alpha.item(), upstream[i].double(), "")
+        assert fuzzing.relative(out[i].detach(), fuzzing.oracle(case)) < 1e-5
+        for ours, exact in zip(got, fuzzing.oracle_gradients(case), strict=False):
+            assert fuzzing.relative(ours[i], exact) < 1e-4
+
+
+def test_report_of_an_easy_and_a_hard_element():
+    q, k, v = conditioned(2.0)
+    _, info = F.intention(q, k, v, alpha=0.1, return_info=True)
+    assert isinstance(info, F.Info)
+    assert info.route.dtype == torch.int8
+    assert F.ROUTES[info.route] == "primal"
+    assert 1 <= info.condition.item() < 30
+    assert info.error.item() < 1e-5
+    _, hard = F.intention(*conditioned(1e4), alpha=1e-10, return_info=True)
+    assert F.ROUTES[hard.route] == "float64"
+    assert hard.condition.item() > 1e6
+    assert info.route.shape == (1,)
+    _, batched = F.intention(*(x.expand(2, 3, *x.shape[1:]) for x in (q, k, v)), return_info=True)
+    assert batched.error.shape == (2, 3)
+
+
+def test_condition_is_a_lower_bound():
+    for c in (2.0, 10.0, 100.0, 1e4):
+        q, k, v = conditioned(c)
+        _, info = F.intention(q, k, v, alpha=1e-9, return_info=True)
+        exact = torch.linalg.cond(k.double().mT @ k.double() + 1e-9 * torch.eye(6)).item()
+        assert 1 <= info.condition.item() <= exact * 1.01
+
+
+def test_warning_when_the_rounding_of_the_keys_decides():
+    q, k, v = conditioned(1e9)
+    with pytest.warns(intention.AccuracyWarning, match=r"estimated relative error .* in 1 of 1 problems .*larger alpha"):
+        out, info = F.intention(q, k, v, alpha=0, return_info=True)
+    assert info.error.item() > 1e-3
+    assert torch.isfinite(out).all()
+
+
+def test_the_warning_can_be_filtered_and_made_an_error():
+    q, k, v = conditioned(1e9)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.simplefilter("ignore", intention.AccuracyWarning)
+        F.intention(q, k, v, alpha=0)
+    with warnings.catch_warnings(), pytest.raises(intention.AccuracyWarning):
+        warnings.simplefilter("error", intention.AccuracyWarning)
+        F.intention(q, k, v, alpha=0)
+
+
+def test_pinv_drops_directions_below_rounding():
+    """What the warning advises: low-rank float32 keys behave like torch.linalg.pinv in float32."""
+    base = torch.randn(12, 2) @ torch.randn(2, 6)
+    q, v = torch.randn(5, 2) @ torch.randn(2, 6), torch.randn(12, 3)
+    out = F.intention(q, base, v, alpha=0, solver="pinv")
+    want = q.double() @ torch.linalg.pinv(base.double(), rtol=1e-5) @ v.double()
+    assert (out.double() - want).norm() < 1e-4 * want.norm()
+
+
+def test_float64_inputs_climb_to_the_svd():
+    left = torch.linalg.qr(torch.randn(12, 5, dtype=torch.float64))[0]
+    right = torch.linalg.qr(torch.randn(5, 5, dtype=torch.float64))[0]
+    k = (left * torch.logspace(0, -8, 5, dtype=torch.float64)) @ right
+    q, v = torch.randn(4, 5, dtype=torch.float64), torch.randn(12, 2, dtype=torch.float64)
+    out, info = F.intention(q, k, v, alpha=0, return_info=True)
+    assert F.ROUTES[info.route] == "pinv"
+    u, s, vt = torch.linalg.svd(k, full_matrices=False)
+    want = q @ vt.mT @ ((u.mT @ v) / s[:, None])
+    assert (out - want).norm() < 1e-6 * want.norm()
+
+
+@pytest.mark.parametrize(("solver", "tolerance"), [("float64", 1e-6), ("qr", 1e-2), ("pinv", 1e-2)])
+def test_named_routes_on_an_ill_conditioned_problem(solver, tolerance):
+    """QR and SVD never square the condition; in float32 that still leaves about eps * cond(K)."""
+    q, k, v = conditioned(1e3)
+    want = reference.intention(q.double(), k.double(), v.double(), alpha=1e-9)
+    out, info = F.intention(q, k, v, alpha=1e-9, solver=solver, return_info=True)
+    assert F.ROUTES[info.route] == solver
+    assert (out.double() - want).norm() < tolerance * want.norm()
+
+
+@pytest.mark.parametrize("solver", ["primal", "dual", "qr"])
+def test_a_named_solver_that_fails_gives_nan(solver):
+    q, v = torch.randn(5, 4), torch.randn(4, 3)
+    singular = torch.zeros(4, 4)
+    assert F.intention(q, singular, v, alpha=0, solver=solver).isnan().all()
+
+
+def test_the_smaller_gram_is_used():
+    """N < d runs in the dual: also the more accurate choice (25 points in 8192 dimensions must run)."""
+    q, k, v = torch.randn(2, 8192), torch.randn(25, 8192), torch.randn(25, 5)
+    _, info = F.intention(q, k, v, return_info=True)
+    assert F.ROUTES[info.route] == "dual"
+    q, k, v = torch.randn(3, 1000), torch.randn(10, 1000), torch.randn(10, 2)
+    want = reference.intention(q.double(), k.double(), v.double(), alpha=1e-4)
+    assert (F.intention(q, k, v, alpha=1e-4).double() - want).norm() < 1e-5 * want.norm()
+    assert (F.intention(q, k, v, alpha=1e-4, solver="primal").double() - want).norm() > 1e-3 * want.norm()
+
+
+@pytest.mark.parametrize("scale", [1e-25, 1e-10, 1e12, 1e25])
+def test_extreme_scales(scale):
+    """Gram matrices that under- or overflow in float32 are redone in float64."""
+    q, k, v = (x.float() for x in (torch.randn(5, 3), torch.randn(9, 3), torch.randn(9, 2)))
+    out = F.intention(q, (k * scale).float(), v, alpha=0)
+    want = reference.intention(q.double(), (k * scale).float().double(), v.double(), alpha=0.0)
+    assert (out.double() - want).norm() < 1e-5 * want.norm()
+
+
+def test_sigma_intention_says_when_its_scores_are_lost():
+    q, k, v = conditioned(1e6)
+    with pytest.warns(intention.AccuracyWarning):
+        F.sigma_intention(q, k, v, alpha=0)
+
+
+def test_sigma_intention_of_ill_conditioned_keys():
+    q, k, v = conditioned(300.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", intention.AccuracyWarning)
+        out, info = F.sigma_intention(q, k, v, alpha=1e-6, scale=1e-3, return_info=True)
+    want = reference.sigma_intention(q.double(), k.double(), v.double(), alpha=1e-6, scale=1e-3)
+    assert F.ROUTES[info.route] == "float64"
+    assert (out.double() - want).norm() < 1e-4 * want.norm()
