@@ -103,7 +103,7 @@ def once(call: Call, inputs: list[Tensor], upstream: Tensor | None) -> float:
 
 
 def compare(methods: dict[str, Call], shape: tuple[int, ...], grad: bool, seconds: float) -> dict[str, float]:
-    """Median seconds of each method: rounds over all methods, in each a short block of calls whose first is not counted.
+    """Median seconds of each method: rounds over all methods, in each a block of calls whose first is not counted.
 
     The first call after another method pays for that method's cache and heap; users call one thing in a loop.
     """
@@ -155,7 +155,7 @@ def ops(threads: int, seconds: float) -> list[dict[str, Any]]:
 
 
 def growth(seconds: float) -> list[dict[str, Any]]:
-    """N = 64 ... 65,536 at d = 64, one head, as many queries as keys; quadratic methods stop where they take too long."""
+    """N = 64 ... 65,536 at d = 64, one head, as many queries as keys; softmax written out stops at 16,384."""
     torch.set_num_threads(1)
     methods = {
         "sdpa": SDPA,
@@ -184,7 +184,8 @@ def peak_bytes(call: Call, inputs: list[Tensor], upstream: Tensor | None) -> int
         if upstream is not None:
             torch.autograd.grad(out, inputs, upstream)
     alive = peak = 0
-    events = [e for e in prof.profiler.kineto_results.events() if e.name() == "[memory]"]  # type: ignore[union-attr]
+    found: Any = prof.profiler.kineto_results.events()  # type: ignore[union-attr]
+    events = [e for e in found if e.name() == "[memory]"]
     for event in sorted(events, key=lambda e: e.start_ns()):
         alive += event.nbytes()
         peak = max(peak, alive)

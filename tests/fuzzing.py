@@ -160,17 +160,15 @@ def main() -> int:
     args = parser.parse_args()
     errors, silent, raised, warned, routes = survey(args.count, args.grad, args.start)
     below = 1e-4 if args.grad else 1e-5
-    print(
-        f"{args.count} cases, routes {dict(routes)}, {warned} warned, {len(raised)} raised, {len(silent)} silently wrong"
-    )
+    print(f"{args.count} cases, routes {dict(routes)}")
+    print(f"{warned} warned, {len(raised)} raised, {len(silent)} silently wrong")
     enough = True
     for name, values in errors.items():
         x = torch.tensor(values)
         share = (x < below).double().mean().item()
         enough &= share >= 0.99
-        print(
-            f"  {name:10s} median {x.median():.1e}  99% {x.quantile(0.99):.1e}  worst {x.max():.1e}  below {below:g}: {share:.2%}"
-        )
+        spread = f"median {x.median():.1e}  99% {x.quantile(0.99):.1e}  worst {x.max():.1e}"
+        print(f"  {name:10s} {spread}  below {below:g}: {share:.2%}")
     print("\n".join((silent + raised)[:40]))
     return 0 if enough and not silent and not raised else 1
 

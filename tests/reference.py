@@ -1,4 +1,4 @@
-"""A slow reference for every option of the functional calls: one query at a time, by the paper's formulas in float64."""
+"""A slow reference for every option of the functional calls: one query at a time, by the paper's formulas."""
 
 from __future__ import annotations
 

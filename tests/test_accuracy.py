@@ -2,12 +2,12 @@
 
 import warnings
 
-import fuzzing
 import pytest
-import reference
 import torch
 
+import fuzzing
 import intention
+import reference
 from intention import functional as F
 from intention.solve import ladder
 
@@ -100,7 +100,9 @@ def test_condition_is_a_lower_bound():
 
 def test_warning_when_the_rounding_of_the_keys_decides():
     q, k, v = conditioned(1e9)
-    with pytest.warns(intention.AccuracyWarning, match=r"estimated relative error .* in 1 of 1 problems .*larger alpha"):
+    with pytest.warns(
+        intention.AccuracyWarning, match=r"estimated relative error .* in 1 of 1 problems .*larger alpha"
+    ):
         out, info = F.intention(q, k, v, alpha=0, return_info=True)
     assert info.error.item() > 1e-3
     assert torch.isfinite(out).all()
@@ -112,9 +114,10 @@ def test_the_warning_can_be_filtered_and_made_an_error():
         warnings.simplefilter("error")
         warnings.simplefilter("ignore", intention.AccuracyWarning)
         F.intention(q, k, v, alpha=0)
-    with warnings.catch_warnings(), pytest.raises(intention.AccuracyWarning):
+    with warnings.catch_warnings():
         warnings.simplefilter("error", intention.AccuracyWarning)
-        F.intention(q, k, v, alpha=0)
+        with pytest.raises(intention.AccuracyWarning):
+            F.intention(q, k, v, alpha=0)
 
 
 def test_pinv_drops_directions_below_rounding():

@@ -1,11 +1,11 @@
 """Precision, autocast, threads, and that no tensor is ever made on the wrong device."""
 
 import pytest
-import reference
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import reference
 from intention import functional as F
 from intention.solve import ladder, ridge, transform
 from intention.solve.problem import Plan, Problem
@@ -187,14 +187,18 @@ def test_named_backwards_stay_on_the_device(solver, shape, intercept):
         problem = Problem(q, key, v, torch.empty(6, n, device="cuda"), torch.empty(6, device="cuda"), None)
         plan = Plan(dual=solver == "dual" or (solver != "primal" and n < d), intercept=intercept, scale=0.5)
         out, fitted, packed = ridge._solve(problem, plan, solver, False)
-        grads = ridge._backward(out, problem, fitted.coef, fitted.factor.matrix, packed, plan, solver, Needs(gain=False))
+        grads = ridge._backward(
+            out, problem, fitted.coef, fitted.factor.matrix, packed, plan, solver, Needs(gain=False)
+        )
         for x, g in zip(problem[:5], grads[:5], strict=True):
             assert g.device.type == "cuda"
             assert g.shape == x.shape
         points = transform.Points(q, key, problem.weight, problem.alpha, None)
         inner = "cholesky" if solver in ("primal", "dual") else solver
         moved, matrix, packed = transform._forward(*points, inner, False, False, None, None)
-        for x, g in zip(points[:4], transform._pull(moved, points, moved, matrix, packed, inner, False)[:4], strict=True):
+        for x, g in zip(
+            points[:4], transform._pull(moved, points, moved, matrix, packed, inner, False)[:4], strict=True
+        ):
             assert g.device.type == "cuda"
             assert g.shape == x.shape
 

@@ -1,10 +1,11 @@
 """Masks, causality, dropout, empty contexts and values that are not numbers."""
 
 import pytest
-import reference
 import torch
 
+import reference
 from intention import functional as F
+from intention import per_query
 
 CALLS = ["attention", "linear_attention", "intention", "sigma_intention"]
 SOLVED = ["intention", "sigma_intention"]
@@ -22,7 +23,9 @@ def agree(call, inputs, mask, causal=False, leaf=None, **extra):
     torch.testing.assert_close(got, want)
     leaves = [x for x in (*inputs, mask if leaf is None else leaf) if x is not None and x.requires_grad]
     upstream = torch.randn_like(want)
-    for a, b in zip(torch.autograd.grad(got, leaves, upstream), torch.autograd.grad(want, leaves, upstream), strict=True):
+    for a, b in zip(
+        torch.autograd.grad(got, leaves, upstream), torch.autograd.grad(want, leaves, upstream), strict=True
+    ):
         torch.testing.assert_close(a, b)
 
 
@@ -66,10 +69,11 @@ def test_a_float_mask_is_a_log_weight(call):
 @pytest.mark.parametrize("call", SOLVED)
 def test_a_shared_mask_is_never_solved_query_by_query(call, monkeypatch):
     """Decided by shape and stride, so an expanded mask costs nothing extra."""
+
     def forbidden(*_):
         raise AssertionError("query by query")
 
-    monkeypatch.setattr(F, "_per_query", forbidden)
+    monkeypatch.setattr(F, "per_query", forbidden)
     q, k, v = draw()
     mask = torch.ones(2, 1, 1, 7, dtype=torch.bool)
     getattr(F, call)(q, k, v, mask)
@@ -115,7 +119,7 @@ def test_chunks_do_not_show(call, monkeypatch):
     mask = torch.rand(7, 7) > 0.3
     mask[:, 0] = True
     whole = [getattr(F, call)(q, k, v, is_causal=True), getattr(F, call)(q, k, v, mask)]
-    monkeypatch.setattr(F, "CHUNK", 6 * 7 * 5 * 2)  # two queries at a time
+    monkeypatch.setattr(per_query, "CHUNK", 6 * 7 * 5 * 2)  # two queries at a time
     for a, b in zip(whole, [getattr(F, call)(q, k, v, is_causal=True), getattr(F, call)(q, k, v, mask)], strict=True):
         torch.testing.assert_close(a, b)
 

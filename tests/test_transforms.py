@@ -4,11 +4,11 @@ import copy
 import warnings
 
 import pytest
-import reference
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+import reference
 from intention import functional as F
 from intention import naive
 
@@ -43,7 +43,7 @@ def options(shape, covariance="ridge", grad=True):
 @pytest.mark.parametrize("covariance", ["ridge", "convex"])
 @pytest.mark.parametrize("intercept", [False, True])
 def test_gradcheck_and_gradgradcheck(differentiable_softmax, call, shape, covariance, intercept):
-    q, k, v = draw(shape[:3] + (2,))
+    q, k, v = draw((*shape[:3], 2))
     alpha, weight, _ = options(shape)
     # one-sided differences at a weight of 0 would leave the domain
     weight = (weight.detach() + 0.2).requires_grad_()
@@ -58,7 +58,7 @@ def test_gradcheck_and_gradgradcheck(differentiable_softmax, call, shape, covari
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_gradgradcheck_without_weights(differentiable_softmax, call, shape):
-    q, k, v = draw(shape[:3] + (2,))
+    q, k, v = draw((*shape[:3], 2))
     alpha = options(shape)[0]
     f = getattr(F, call)
     assert torch.autograd.gradgradcheck(lambda q, k, v, a: f(q, k, v, alpha=a), (q, k, v, alpha))
@@ -68,7 +68,9 @@ def test_gradgradcheck_without_weights(differentiable_softmax, call, shape):
 def test_gradgradcheck_of_named_solvers(solver):
     q, k, v = draw(TALL)
     alpha = options(TALL)[0]
-    assert torch.autograd.gradgradcheck(lambda q, k, v, a: F.intention(q, k, v, alpha=a, solver=solver), (q, k, v, alpha))
+    assert torch.autograd.gradgradcheck(
+        lambda q, k, v, a: F.intention(q, k, v, alpha=a, solver=solver), (q, k, v, alpha)
+    )
 
 
 def higher_gradients(f, inputs):
@@ -93,7 +95,10 @@ def test_double_backward_equals_naive_with_zero_weights(shape, intercept):
 
 def test_double_backward_in_float32_of_an_ill_conditioned_problem():
     """The differentiable path runs in float64 where the forward did."""
-    left, right = torch.linalg.qr(torch.randn(9, 4, dtype=torch.float64))[0], torch.linalg.qr(torch.randn(4, 4).double())[0]
+    left, right = (
+        torch.linalg.qr(torch.randn(9, 4, dtype=torch.float64))[0],
+        torch.linalg.qr(torch.randn(4, 4).double())[0],
+    )
     k = (left * torch.logspace(0, -3, 4, dtype=torch.float64)) @ right
     k, q, v = (x.float().double().requires_grad_() for x in (k, torch.randn(3, 4), torch.randn(9, 2)))
     exact = higher_gradients(lambda q, k, v: reference.intention(q, k, v, alpha=1e-5), (q, k, v))
@@ -114,9 +119,7 @@ def test_vmap(call, shape, dtype):
     shared = vmap(lambda q: f(q, k[0], v[0], alpha=0.5))(q)
     torch.testing.assert_close(shared, f(q, k[0], v[0], alpha=0.5))
     alphas = torch.tensor([0.1, 0.2, 0.3], dtype=dtype)
-    torch.testing.assert_close(
-        vmap(lambda a: f(q, k, v, alpha=a), out_dims=1)(alphas)[:, 1], f(q, k, v, alpha=0.2)
-    )
+    torch.testing.assert_close(vmap(lambda a: f(q, k, v, alpha=a), out_dims=1)(alphas)[:, 1], f(q, k, v, alpha=0.2))
     nested = vmap(vmap(lambda q, k, v: f(q, k, v, alpha=0.5)))(q, k, v)
     torch.testing.assert_close(nested, want)
 
@@ -137,7 +140,7 @@ def test_vmap_over_problems_of_every_condition():
 @pytest.mark.parametrize("intercept", [False, True])
 def test_func_transforms_equal_naive(differentiable_softmax, call, shape, intercept):
     """grad, vjp, jvp, jacrev, jacfwd, hessian, and their compositions with vmap."""
-    q, k, v = draw(shape[:3] + (2,), lead=(), grad=False)
+    q, k, v = draw((*shape[:3], 2), lead=(), grad=False)
     alpha = torch.tensor(0.4, dtype=torch.float64)
     weight = torch.rand(shape[0], dtype=torch.float64) + 0.1
 
@@ -212,7 +215,7 @@ def test_maml_style_inner_steps():
 
 @pytest.mark.parametrize("shape", [TALL, WIDE])
 def test_derivatives_of_a_singular_problem(shape):
-    """alpha = 0 and exactly repeated or vanishing keys: first and second derivatives along changes that keep the rank."""
+    """alpha = 0 and repeated keys: first and second derivatives along changes that keep the rank."""
     n, m, d, k = shape
     base = torch.randn(1, d, dtype=torch.float64, requires_grad=True)
     q, v = torch.randn(m, d, dtype=torch.float64, requires_grad=True), torch.randn(n, k, dtype=torch.float64)

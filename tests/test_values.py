@@ -1,12 +1,12 @@
 """Values and gradients of every call and option against the paper's formulas, in float64."""
 
 import pytest
-import reference
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.linear_model import Ridge
 
+import reference
 from intention import functional as F
 from intention import naive
 
@@ -133,8 +133,11 @@ def test_leading_dimensions_broadcast(call, lead_q, lead_k, lead_v, shape):
     query = torch.randn(*lead_q, m, d, dtype=torch.float64, requires_grad=True)
     key = torch.randn(*lead_k, n, d, dtype=torch.float64, requires_grad=True)
     value = torch.randn(*lead_v, n, k, dtype=torch.float64, requires_grad=True)
-    agree(getattr(F, call)(query, key, value, scale=0.5), getattr(reference, call)(query, key, value, scale=0.5),
-          [query, key, value])
+    agree(
+        getattr(F, call)(query, key, value, scale=0.5),
+        getattr(reference, call)(query, key, value, scale=0.5),
+        [query, key, value],
+    )
 
 
 @pytest.mark.parametrize("call", ["intention", "sigma_intention"])
@@ -166,8 +169,11 @@ def test_grouped_heads_with_alpha_and_weight_per_query_head(call):
     for heads in (1, 6):
         weight = torch.rand(2, heads, n, dtype=torch.float64, requires_grad=True)
         got = getattr(F, call)(q, key, value, enable_gqa=True, alpha=alpha, weight=weight)
-        agree(got, getattr(reference, call)(q, key, value, gqa=True, alpha=alpha, weight=weight),
-              [q, key, value, alpha, weight])
+        agree(
+            got,
+            getattr(reference, call)(q, key, value, gqa=True, alpha=alpha, weight=weight),
+            [q, key, value, alpha, weight],
+        )
     shared = torch.rand(2, 3, n, dtype=torch.float64)  # one per key head
     got = getattr(F, call)(q, key, value, enable_gqa=True, weight=shared)
     want = getattr(reference, call)(q, key, value, gqa=True, weight=shared.repeat_interleave(2, 1))
@@ -236,10 +242,19 @@ small = st.integers(1, 6)
 
 @settings(max_examples=150, deadline=None)
 @given(
-    n=small, m=small, d=small, k=small, heads=st.integers(1, 3), call=st.sampled_from(["intention", "sigma_intention"]),
-    covariance=st.sampled_from(["ridge", "convex"]), intercept=st.booleans(), weighted=st.booleans(),
-    mask=st.sampled_from(["none", "bool", "float", "per query"]), causal=st.booleans(),
-    alpha=st.sampled_from([0.1, 0.5, 1.0]), seed=st.integers(0, 99),
+    n=small,
+    m=small,
+    d=small,
+    k=small,
+    heads=st.integers(1, 3),
+    call=st.sampled_from(["intention", "sigma_intention"]),
+    covariance=st.sampled_from(["ridge", "convex"]),
+    intercept=st.booleans(),
+    weighted=st.booleans(),
+    mask=st.sampled_from(["none", "bool", "float", "per query"]),
+    causal=st.booleans(),
+    alpha=st.sampled_from([0.1, 0.5, 1.0]),
+    seed=st.integers(0, 99),
 )
 def test_any_shape_and_option(n, m, d, k, heads, call, covariance, intercept, weighted, mask, causal, alpha, seed):
     gen = torch.Generator().manual_seed(seed)
@@ -260,8 +275,10 @@ def test_any_shape_and_option(n, m, d, k, heads, call, covariance, intercept, we
     if chosen is not None and chosen.dtype == torch.bool:
         chosen = chosen.clone()
         chosen[..., 0] = True  # an empty context has its own test
-    got = getattr(F, call)(q, key, v, chosen, is_causal=causal, alpha=alpha, weight=weight, intercept=intercept,
-                           covariance=covariance)
-    want = getattr(reference, call)(q, key, v, mask=chosen, causal=causal, alpha=alpha, weight=weight,
-                                    intercept=intercept, covariance=covariance)
+    got = getattr(F, call)(
+        q, key, v, chosen, is_causal=causal, alpha=alpha, weight=weight, intercept=intercept, covariance=covariance
+    )
+    want = getattr(reference, call)(
+        q, key, v, mask=chosen, causal=causal, alpha=alpha, weight=weight, intercept=intercept, covariance=covariance
+    )
     agree(got, want, [q, key, v, weight], 1e-7)

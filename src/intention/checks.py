@@ -69,8 +69,8 @@ def grouped_heads(query: Tensor, key: Tensor, value: Tensor) -> int:
     """How many query heads share a key head."""
     if min(query.dim(), key.dim(), value.dim()) < 3:
         raise ValueError(
-            f"enable_gqa needs a head dimension (..., heads, points, features), got query {shape(query)}, key {shape(key)} "
-            f"and value {shape(value)}"
+            f"enable_gqa needs a head dimension (..., heads, points, features), got query {shape(query)}, "
+            f"key {shape(key)} and value {shape(value)}"
         )
     heads, shared = query.shape[-3], key.shape[-3]
     if value.shape[-3] != shared:
@@ -119,7 +119,8 @@ def alpha_tensor(alpha: Tensor, device: torch.device, lead: tuple[int, ...]) -> 
         raise ValueError(f"alpha is on {alpha.device} but query is on {device}; move it with .to(device)")
     if not _broadcasts(alpha.shape, lead):
         raise ValueError(
-            f"alpha must broadcast to the leading dimensions {lead} (one per head: shape (heads,)), got {tuple(alpha.shape)}"
+            f"alpha must broadcast to the leading dimensions {lead} (one per head: shape (heads,)), "
+            f"got {tuple(alpha.shape)}"
         )
 
 
@@ -141,7 +142,8 @@ def mask(mask: object, device: torch.device, m: int, n: int, lead: tuple[int, ..
         raise TypeError(f"attn_mask must be a torch.Tensor, got {type(mask).__name__}; use torch.as_tensor")
     if mask.dtype != torch.bool and not mask.dtype.is_floating_point:
         raise TypeError(
-            f"attn_mask must be bool (True = take part) or floating point (log-weights), got {mask.dtype}; use mask.bool()"
+            f"attn_mask must be bool (True = take part) or floating point (log-weights), got {mask.dtype}; "
+            "use mask.bool()"
         )
     if mask.device != device:
         raise ValueError(f"attn_mask is on {mask.device} but query is on {device}; move it with .to(device)")

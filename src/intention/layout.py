@@ -25,7 +25,7 @@ class Inputs(NamedTuple):
 
 
 def split_groups(x: Tensor, trailing: int, heads: int, shared: int) -> Tensor:
-    """Grouped heads: (..., heads, *) -> (..., shared, group, *), and (..., shared or 1, *) -> (..., shared or 1, 1, *)."""
+    """Grouped heads: (..., heads, *) -> (..., shared, group, *); (..., shared or 1, *) -> (..., shared or 1, 1, *)."""
     axis = x.dim() - trailing - 1
     if axis < 0:
         return x
@@ -47,8 +47,8 @@ def context_lead(inputs: Inputs) -> tuple[int, ...]:
 def flatten(inputs: Inputs, fold: bool = True) -> tuple[Inputs, Restore]:
     """One flat batch, and the way back for a result (B, M, ...).
 
-    With `fold`, dimensions that only the queries have become more queries: a context shared by many of them (a broadcast
-    batch, grouped heads) is fitted once.
+    With `fold`, dimensions that only the queries have become more queries: a context shared by many of them (a
+    broadcast batch, grouped heads) is fitted once.
     """
     context = context_lead(inputs)
     whole = checks.leading(query=tuple(inputs.query.shape[:-2]), context=context)

@@ -5,8 +5,12 @@ Row convention: query (..., M, d), key (..., N, d), value (..., N, k). This is t
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
+
+Embed = Callable[[Tensor], Tensor]
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, scale: float = 1.0) -> Tensor:
@@ -57,9 +61,8 @@ def sigma_intention(
 ) -> Tensor:
     """softmax(Q Sigma^-1 K') V, each point counted with its weight"""
     scores = query @ torch.linalg.inv(cov) @ key.mT * scale
-    odds = (scores - scores.amax(-1, keepdim=True)).exp() * (
-        weight if isinstance(weight, float) else weight[..., None, :]
-    )
+    odds = (scores - scores.amax(-1, keepdim=True)).exp()
+    odds = odds * weight.unsqueeze(-2) if isinstance(weight, Tensor) else odds * weight
     return odds / odds.sum(-1, keepdim=True) @ value
 
 
@@ -76,7 +79,7 @@ def ls_svm(query: Tensor, key: Tensor, value: Tensor, alpha: float, weight: Tens
     return intention(with_ones(query), wide, value, wide.mT @ (_column(weight) * wide) + alpha * free.diag(), weight)
 
 
-def neural_process(query: Tensor, key: Tensor, value: Tensor, inner, outer) -> Tensor:  # type: ignore[no-untyped-def]
+def neural_process(query: Tensor, key: Tensor, value: Tensor, inner: Embed, outer: Embed) -> Tensor:
     """e_o(Q, mean_i e_c([K_i; V_i]))"""
     mean = inner(torch.cat([key, value], -1)).mean(-2, keepdim=True)
     return outer(torch.cat([query, mean.expand(*query.shape[:-1], -1)], -1))

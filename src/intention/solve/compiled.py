@@ -1,6 +1,7 @@
 """The compiled door: the same implementations as custom operators, for torch.compile and torch.export.
 
-Eager code never comes here: torch.func.grad does not work through custom operators and forward-mode AD would lose tangents.
+Eager code never comes here: torch.func.grad does not work through custom operators and forward-mode AD would lose
+tangents.
 Double backward through torch.compile is a limit of torch.
 """
 
@@ -175,7 +176,7 @@ def _batched(op: Any) -> Any:
 
 
 def _register(name: str, implementation: Any, fake: Any) -> Any:
-    op = custom_op(f"intention::{name}", implementation, mutates_args=())
+    op: Any = custom_op(f"intention::{name}", implementation, mutates_args=())
     op.register_fake(fake)
     op.register_vmap(_batched(op))
     return op

@@ -15,7 +15,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def no_autocast(function: F) -> F:
-    """Run with autocast off: a Gram accumulated in half precision is wrong by a factor. The first argument tells the device."""
+    """Run with autocast off: a Gram accumulated in half precision is wrong by a factor.
+
+    The first argument, or its first entry, tells the device.
+    """
 
     @functools.wraps(function)
     def wrapped(first: Any, *args: Any) -> Any:

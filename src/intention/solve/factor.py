@@ -1,7 +1,7 @@
 """The one factor everything stands on: Sigma = c X'X + alpha I, batched, and how far it can be trusted.
 
-X is (B, rows, n). The primal form of least squares passes X = K (n = d), the dual passes X = K' (n = N); the smaller Gram
-is both faster and more accurate. Nothing outside `solve/` factors a matrix.
+X is (B, rows, n). The primal form of least squares passes X = K (n = d), the dual passes X = K' (n = N); the smaller
+Gram is both faster and more accurate. Nothing outside `solve/` factors a matrix.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# r = max diag(Sigma) / min diag(L)^2 is nearly free and bounds cond(Sigma) from below (Sigma's largest eigenvalue is at
-# least its largest diagonal entry, its smallest at most the smallest pivot). The ratio of the pivots alone misses cases
-# such as a short first key. Below EASY a factor is accepted as it is; below HARD one refinement step is tried in the same
-# precision; above, the element climbs to float64, then to the SVD. Measured on 4,000 float32 fuzz cases: errors above
-# 1e-5 in 0.2% of those below 30; beyond 200 most refinement steps are too large to be accepted.
+# r = max diag(Sigma) / min diag(L)^2 is nearly free and bounds cond(Sigma) from below: Sigma's largest eigenvalue is at
+# least its largest diagonal entry, its smallest at most the smallest pivot. (The ratio of the pivots alone misses cases
+# such as a short first key.) Below EASY a factor is accepted as it is; below HARD one refinement step is tried in the
+# same precision; above, the element climbs to float64, then to the SVD. Measured on 4,000 float32 fuzz cases: errors
+# above 1e-5 in 0.2% of those below 30; beyond 200 most refinement steps are too large to be accepted.
 EASY = {torch.float32: 30.0, torch.float64: 1e4}
 HARD = {torch.float32: 200.0, torch.float64: 1e12}
 # The size of a refinement step estimates the error before it, and is an upper bound for what remains.
@@ -23,7 +23,7 @@ SMALL_CORRECTION = {torch.float32: 2e-5, torch.float64: 1e-8}
 
 
 class Factor(NamedTuple):
-    """A factored Sigma: `matrix` is its Cholesky factor L, or Sigma^-1 itself when `inverse` (many right-hand sides)."""
+    """A factored Sigma: `matrix` is its Cholesky factor L, or Sigma^-1 itself if `inverse` (many right-hand sides)."""
 
     matrix: Tensor  # (B, n, n)
     inverse: bool

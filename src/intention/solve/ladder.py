@@ -78,8 +78,8 @@ def warn_inaccurate(report: Report) -> None:
     if worst > TOLERATED:
         count = int((report.error > TOLERATED).sum())
         warnings.warn(
-            f"Intention: estimated relative error {worst:.1e} in {count} of {report.error.numel()} problems (condition up to "
-            f"{report.condition.nan_to_num(nan=0.0).amax().item():.1e}); use a larger alpha, float64 inputs, or "
+            f"Intention: estimated relative error {worst:.1e} in {count} of {report.error.numel()} problems (condition up "
+            f"to {report.condition.nan_to_num(nan=0.0).amax().item():.1e}); use a larger alpha, float64 inputs, or "
             "solver='pinv' to drop directions below rounding",
             AccuracyWarning,
             stacklevel=2,
@@ -95,12 +95,7 @@ def climb(problem: Problem, plan: Plan, fitted: Fit, out: Tensor) -> tuple[Tenso
 
     middle = todo[fitted.factor.ratio[todo] < HARD[dtype]]
     if middle.numel():
-        again = Fit(
-            fitted.problem.take(middle, dtype),
-            None if fitted.mean_value is None else fitted.mean_value[middle],
-            *(x[middle] for x in (fitted.x, fitted.target, coef)),
-            fitted.factor._replace(matrix=fitted.factor.matrix[middle]),
-        )
+        again = fitted.take(middle)
         again, size = refine(again, plan)
         good = size < SMALL_CORRECTION[dtype]
         where = middle[good]
@@ -142,10 +137,7 @@ def _redo(problem: Problem, plan: Plan, out: Tensor, report: Report, todo: Tenso
     good = torch.ones_like(ratio, dtype=torch.bool)
     if route == FLOAT64:
         good = torch.isfinite(ratio) & ((size < SMALL_CORRECTION[out.dtype]) | size.isnan())
-    if spectrum:
-        spread = spectrum[0]
-    else:
-        spread = ratio.rsqrt()
+    spread = spectrum[0] if spectrum else ratio.rsqrt()
     # alpha = 0 and keys that are dependent up to their own rounding: the rounding would decide the answer
     eps = torch.finfo(out.dtype).eps
     noise = torch.where((sub.alpha == 0) & (spread < 4 * eps) & (spread > 0), eps / spread, 0.0)

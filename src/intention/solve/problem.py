@@ -53,7 +53,15 @@ class Problem(NamedTuple):
 
     def take(self, index: Tensor | None, dtype: torch.dtype) -> Problem:
         """The elements `index` (None: all of them) in another precision."""
-        return Problem(*(pick(x, index, dtype) for x in self))
+        query, key, value, weight, alpha, gain = self
+        return Problem(
+            pick(query, index, dtype),
+            pick(key, index, dtype),
+            pick(value, index, dtype),
+            pick(weight, index, dtype),
+            pick(alpha, index, dtype),
+            pick(gain, index, dtype),
+        )
 
     def centred(self) -> tuple[Problem, Tensor, Tensor, Tensor]:
         """Subtract the weighted means: (centred problem, mean of values, each point's share, total weight).
@@ -94,6 +102,17 @@ class Fit(NamedTuple):
     target: Tensor  # V~
     coef: Tensor  # W (primal) or P (dual)
     factor: Factor
+
+    def take(self, index: Tensor) -> Fit:
+        mean, matrix = self.mean_value, self.factor.matrix
+        return Fit(
+            self.problem.take(index, self.x.dtype),
+            None if mean is None else mean[index],
+            self.x[index],
+            self.target[index],
+            self.coef[index],
+            self.factor._replace(matrix=matrix[index], ratio=self.factor.ratio[index]),
+        )
 
 
 @overload
@@ -155,9 +174,9 @@ def refine(fitted: Fit, plan: Plan) -> tuple[Fit, Tensor]:
     """
     problem, x, coef = fitted.problem, fitted.x, fitted.coef
     gain = 1 if problem.gain is None else problem.gain.view(-1, 1, 1)
-    if plan.dual:
+    if plan.dual:  # V~ - c K~K~'P
         rest = fitted.target - gain * mm(x.mT, mm(x, coef))
-    else:
+    else:  # K~'(V~ - c K~W)
         rest = mm(x.mT, fitted.target - gain * mm(x, coef))
     step = solve(fitted.factor, rest - problem.alpha.view(-1, 1, 1) * coef)
     tiny = torch.finfo(coef.dtype).tiny

@@ -1,7 +1,7 @@
 """Gradients of Q W by hand: they reuse the factor, and hold at weights of 0.
 
-Everything is out of place and differentiable, so the same lines serve the first backward (with the saved factor) and every
-higher order (with an `invert` that autograd can follow).
+Everything is out of place and differentiable, so the same lines serve the first backward (with the saved factor) and
+every higher order (with an `invert` that autograd can follow).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Invert = Callable[[Tensor], Tensor]
 
 
 class Mode(NamedTuple):
-    """`refined`: one refinement step, its residual taken from K; `deficient`: the pseudo-inverse's terms at alpha = 0."""
+    """`refined`: one refinement step, its residual taken from K; `deficient`: the terms of Sigma^+ at alpha = 0."""
 
     refined: bool
     deficient: bool
@@ -65,7 +65,9 @@ def _with_intercept(
     below = plan._replace(intercept=False)
     all_three = needs._replace(query=True, key=True, value=True)
     g = pullback(centred, below, grad, invert, coef, all_three, mode)
-    assert g.query is not None and g.key is not None and g.value is not None
+    assert g.query is not None
+    assert g.key is not None
+    assert g.value is not None
     mean_key = -g.query.sum(1, keepdim=True) - g.key.sum(1, keepdim=True)  # (B, 1, d)
     mean_value = grad.sum(1, keepdim=True) - g.value.sum(1, keepdim=True)  # (B, 1, k)
     key, value, weight = g.key + share.unsqueeze(-1) * mean_key, g.value + share.unsqueeze(-1) * mean_value, g.weight

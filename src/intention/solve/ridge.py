@@ -1,6 +1,6 @@
-"""Q (c K'WK + alpha I)^-1 K'WV for a flat batch: one implementation behind two doors.
+"""Q (c K'WK + alpha I)^-1 K'WV for a batch: one implementation behind two doors.
 
-Eager calls go through an autograd.Function, compiled ones through a custom operator; both run `_forward` and `_backward`.
+Eager calls go through an autograd.Function, compiled ones through a custom operator; both run `_solve` and `_backward`.
 """
 
 from __future__ import annotations
@@ -214,14 +214,14 @@ def _cast(grads: Grads, dtype: torch.dtype) -> Grads:
 
 
 def _merge(into: Grads | None, part: Grads, index: Tensor, batch: int) -> Grads:
-    merged = []
-    for old, new in zip(into or part, part, strict=True):
+    """Put the gradients of the elements `index` in their places."""
+
+    def place(old: Tensor | None, new: Tensor | None) -> Tensor | None:
         if new is None:
-            merged.append(None)
-        else:
-            start = new.new_zeros(batch, *new.shape[1:]) if into is None else old
-            merged.append(start.index_copy(0, index, new))
-    return Grads(*merged)
+            return None
+        return (new.new_zeros(batch, *new.shape[1:]) if old is None else old).index_copy(0, index, new)
+
+    return Grads(*(place(old, new) for old, new in zip(into or (None,) * len(part), part, strict=True)))
 
 
 class Ridge(torch.autograd.Function):
@@ -243,16 +243,16 @@ class Ridge(torch.autograd.Function):
         ctx.save_for_forward(*inputs[:6], *output[1:])
 
     @staticmethod
-    def backward(ctx: Any, grad: Any, *_: Any) -> Any:
-        if grad is None:
+    def backward(ctx: Any, *grads: Any) -> Any:
+        if (grad := grads[0]) is None:
             return (None,) * 11
         *tensors, coef, matrix, packed = ctx.saved_tensors
         problem, needs = Problem(*tensors), Needs(*ctx.needs_input_grad[:6])
         if torch.is_grad_enabled():
-            grads = _differentiable(grad, problem, packed, ctx.plan, ctx.solver, needs)
+            pulled = _differentiable(grad, problem, packed, ctx.plan, ctx.solver, needs)
         else:
-            grads = _backward(grad, problem, coef, matrix, packed, ctx.plan, ctx.solver, needs)
-        return *grads[:6], *(None,) * 5
+            pulled = _backward(grad, problem, coef, matrix, packed, ctx.plan, ctx.solver, needs)
+        return *pulled[:6], *(None,) * 5
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
@@ -299,12 +299,9 @@ def _differentiable(grad: Tensor, problem: Problem, packed: Tensor, plan: Plan, 
 
 @no_autocast
 def _tangent(problem: Problem, tangents: Any, packed: Tensor, plan: Plan, solver: str) -> Tensor:
-    filled = Problem(
-        *(
-            t if t is not None or x is None or i in (3, 5) else torch.zeros_like(x)
-            for i, (x, t) in enumerate(zip(problem, tangents, strict=True))
-        )
-    )
+    still = [None if x is None else torch.zeros_like(x) for x in problem]
+    moved: Any = [s if t is None else t for s, t in zip(still, tangents, strict=True)]
+    filled = Problem(*moved)._replace(weight=tangents[3], gain=tangents[5])
     moving = tangents[3] is not None
     wide, plan, inner = _differentiable_setting(problem, packed, plan, solver, moving)
     centred = wide.centred()[0] if plan.intercept else wide

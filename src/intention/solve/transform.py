@@ -107,9 +107,9 @@ def _forward(
     if times > 1:
         key = key.repeat_interleave(times, 0)
     if solver == "float64" and rows.dtype != torch.float64:
-        wide = [pick(t, None, torch.float64) for t in (rows, key, weight, alpha, gain)]
-        out, matrix, packed = _forward(*wide, solver, inverse, trusted, matrix, packed)  # type: ignore[arg-type]
-        return out.to(rows.dtype), matrix, packed
+        wide: Any = [pick(t, None, torch.float64) for t in (rows, key, weight, alpha, gain)]
+        out, factor, report = _forward(*wide, solver, inverse, trusted, matrix, packed)
+        return out.to(rows.dtype), factor, report
     x = key if weight is None else key * weight.sqrt().unsqueeze(-1)
     if solver in ("qr", "pinv"):
         inverse = solver == "pinv"
@@ -173,8 +173,12 @@ def _climb(
             todo = (known == code).nonzero()[:, 0]
         if not todo.numel():
             continue
-        r, p, a, c = (pick(t, todo, working) for t in (rows, x, alpha, gain))
-        assert r is not None and p is not None and a is not None
+        r, p, a, c = (
+            pick(rows, todo, working),
+            pick(x, todo, working),
+            pick(alpha, todo, working),
+            pick(gain, todo, working),
+        )
         if code == PINV:
             factor, _ = pseudo(p, a, c, max(p.shape[1:]) * torch.finfo(working).eps)
         elif code == QR:
@@ -212,9 +216,9 @@ class Transform(torch.autograd.Function):
         ctx.save_for_forward(*tensors, *output)
 
     @staticmethod
-    def backward(ctx: Any, grad: Any, *_: Any) -> Any:
+    def backward(ctx: Any, *grads: Any) -> Any:
         *tensors, out, matrix, packed = ctx.saved_tensors
-        if grad is None:
+        if (grad := grads[0]) is None:
             return (None,) * 10
         return *_pull(grad, Points(*tensors), out, matrix, packed, ctx.solver, ctx.inverse), *(None,) * 5
 

@@ -1,0 +1,93 @@
+"""The softmax forms: what sigma-Intention hands to torch's fused attention."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as TF
+from torch import Tensor
+
+from intention import checks, layout, masks
+from intention.layout import Inputs
+from intention.prepare import is_dual, problem_of, unflatten_report
+from intention.solve.ladder import DUAL, PRIMAL, Report
+from intention.solve.transform import Points, transform
+
+
+def transform_shared(inputs: Inputs, solver: str) -> tuple[Tensor, Tensor, Report]:
+    """(queries, keys, report) for the softmax: Q Sigma^-1 and K, or Q and G^-1 K where the dual Gram is smaller.
+
+    Both give the scores Q Sigma^-1 K'. With float weights the first is used at any shape: it has a derivative at w = 0.
+    """
+    dual = is_dual(solver, inputs.key) and inputs.weight is None
+    if dual:
+        # scores Q K'(c KK' + alpha I)^-1 = Q (G^-1 K)': the transform acts on the keys
+        flat, restore = layout.flatten(inputs._replace(query=inputs.key))
+    else:
+        flat, restore = layout.flatten(inputs)
+    problem, trusted = problem_of(flat)
+    if dual:
+        points = Points(problem.key.mT, problem.key.mT, None, problem.alpha, problem.gain)
+        moved, packed = transform(points, transform_solver(solver), trusted)
+        report = unflatten_report(packed, True, inputs)
+        report = report._replace(route=torch.where(report.route == PRIMAL, DUAL, report.route))
+        return inputs.query, restore(moved.mT), report
+    points = Points(problem.query, problem.key, problem.weight, problem.alpha, problem.gain)
+    moved, packed = transform(points, transform_solver(solver), trusted)
+    return restore(moved), inputs.key, unflatten_report(packed, False, inputs)
+
+
+def transform_solver(solver: str) -> str:
+    return "cholesky" if solver in ("primal", "dual") else solver
+
+
+def centred_key(inputs: Inputs, keep: Tensor | None) -> Tensor:
+    """Keys minus their weighted mean. Scores change by a constant per query only, which a softmax does not see."""
+    key, weight = inputs.key, inputs.weight
+    if weight is None:
+        for _ in range(2):
+            key = key - key.mean(-2, keepdim=True)
+        return key
+    total = weight.sum(-1, keepdim=True)
+    share = (weight / torch.where(total > 0, total, 1.0)).unsqueeze(-2)
+    for _ in range(2):  # the second pass removes the rounding of the first mean
+        key = key - share @ key
+    return masks.fill(key, keep)
+
+
+def softmax_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    gqa: bool,
+) -> Tensor:
+    """F.scaled_dot_product_attention on 4-D tensors, where it is fused; other leading dimensions are reshaped."""
+    heads = 1 if gqa else 0  # the head dimension is left to torch
+    lead = checks.leading(query=query.shape[: -2 - heads], key=key.shape[: -2 - heads], value=value.shape[: -2 - heads])
+    if mask is not None and not gqa:
+        lead = checks.leading(context=lead, mask=tuple(mask.shape[:-2]))
+    rows = (math.prod(lead),) if gqa else (math.prod(lead[:-1]), lead[-1] if lead else 1)
+
+    def four(x: Tensor) -> Tensor:
+        own = x.shape[-2 - heads :]
+        if x.shape != (*lead, *own):
+            x = x.expand(*lead, *own)
+        return x if x.dim() == 4 else x.reshape(*rows, *own)
+
+    if mask is not None and mask.dim() > 2:
+        if gqa:
+            mask = mask.expand(*lead, *mask.shape[-3:]).reshape(*rows, *mask.shape[-3:])
+        else:
+            mask = mask.expand(*lead, *mask.shape[-2:]).reshape(*rows, *mask.shape[-2:])
+    elif mask is not None and mask.dim() < 2:
+        mask = mask.expand(1, key.shape[-2])
+    q, k, v = four(query), four(key), four(value)
+    out = TF.scaled_dot_product_attention(q, k, v, mask, dropout_p, is_causal, scale=scale, enable_gqa=gqa)
+    if out.shape[:-2] == query.shape[:-2]:
+        return out
+    return out.reshape(*lead, *out.shape[len(rows) :])
