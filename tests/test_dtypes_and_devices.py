@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import reference
 from intention import functional as F
-from intention.solve import ladder, ridge, transform
+from intention.solve import batch, ladder, ridge, rows, transform
 from intention.solve.problem import Plan, Problem
 from intention.solve.pullback import Needs
 
@@ -186,16 +186,16 @@ def test_named_backwards_stay_on_the_device(solver, shape, intercept):
         q, key, v = (torch.empty(6, *s, device="cuda") for s in ((m, d), (n, d), (n, k)))
         problem = Problem(q, key, v, torch.empty(6, n, device="cuda"), torch.empty(6, device="cuda"), None)
         plan = Plan(dual=solver == "dual" or (solver != "primal" and n < d), intercept=intercept, scale=0.5)
-        out, fitted, packed = ridge._solve(problem, plan, solver, False)
-        grads = ridge._backward(
+        out, fitted, packed = batch.solve_batch(problem, plan, solver, False)
+        grads = batch.backward_batch(
             out, problem, fitted.coef, fitted.factor.matrix, packed, plan, solver, Needs(gain=False)
         )
         for x, g in zip(problem[:5], grads[:5], strict=True):
             assert g.device.type == "cuda"
             assert g.shape == x.shape
-        points = transform.Points(q, key, problem.weight, problem.alpha, None)
+        points = rows.Points(q, key, problem.weight, problem.alpha, None)
         inner = "cholesky" if solver in ("primal", "dual") else solver
-        moved, matrix, packed = transform._forward(*points, inner, False, False, None, None)
+        moved, matrix, packed = rows.transform_rows(*points, inner, False, False, None, None)
         for x, g in zip(
             points[:4], transform._pull(moved, points, moved, matrix, packed, inner, False)[:4], strict=True
         ):
@@ -214,7 +214,7 @@ def test_the_attentions_stay_on_the_device(call):
 
 def test_a_device_without_float64_falls_back_to_qr(monkeypatch):
     """MPS has no float64; its branch is taken here by switching float64 off on the CPU."""
-    for module in (ladder, ridge, transform):
+    for module in (batch, ladder, ridge, rows, transform):
         monkeypatch.setattr(module, "has_float64", lambda device: False)
     q, k, v = torch.randn(5, 4), torch.randn(9, 4) * torch.logspace(0, -2, 4), torch.randn(9, 2)
     k.requires_grad_()

@@ -26,7 +26,8 @@ from intention.softmax import centred_key, softmax_attention, transform_shared, 
 from intention.solve.ladder import ROUTES, Report, unpack
 from intention.solve.problem import Plan, Problem
 from intention.solve.ridge import ridge
-from intention.solve.transform import Points, transform
+from intention.solve.rows import Points
+from intention.solve.transform import transform
 
 __all__ = ["ROUTES", "Info", "attention", "intention", "linear_attention", "sigma_intention"]
 

@@ -11,7 +11,7 @@ from intention import checks
 
 
 class Counted(NamedTuple):
-    """How points count: `keep` and `weight` (..., N) for all queries alike, `per_query` (..., M, N) for each its own."""
+    """How points count: `keep` and `weight` (..., N) for all queries, `per_query` (..., M, N) for each its own."""
 
     keep: Tensor | None  # bool: False = the point is not there, whatever it holds
     weight: Tensor | None  # >= 0

@@ -12,7 +12,8 @@ from intention import checks, layout, masks
 from intention.layout import Inputs
 from intention.prepare import is_dual, problem_of, unflatten_report
 from intention.solve.ladder import DUAL, PRIMAL, Report
-from intention.solve.transform import Points, transform
+from intention.solve.rows import Points
+from intention.solve.transform import transform
 
 
 def transform_shared(inputs: Inputs, solver: str) -> tuple[Tensor, Tensor, Report]:

@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from intention.solve import ridge, transform
+from intention.solve import transform
+from intention.solve.batch import backward_batch, solve_batch
 from intention.solve.doors import gather_batch, scatter_batch
 from intention.solve.ladder import REFINED, pack, unpack
 from intention.solve.problem import Plan, Problem
 from intention.solve.pullback import Needs
-from intention.solve.transform import Points
+from intention.solve.rows import Points, transform_rows
 
 Opt = Optional[Tensor]  # noqa: UP045 - custom_op reads the annotations itself
 
@@ -55,7 +56,7 @@ def _ridge(
     trusted: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     problem, plan = Problem(query, key, value, weight, alpha, gain), Plan(dual, intercept, scale)
-    out, fitted, packed = ridge._solve(problem, plan, solver, trusted)
+    out, fitted, packed = solve_batch(problem, plan, solver, trusted)
     return _plain(out, fitted.coef, fitted.factor.matrix, _whole(packed, dual, out.dtype))  # type: ignore[return-value]
 
 
@@ -89,7 +90,7 @@ def _ridge_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     problem = Problem(query, key, value, weight, alpha, gain)
     plan = Plan(dual, intercept, scale)
-    grads = ridge._backward(grad, problem, coef, matrix, _light(packed), plan, solver, Needs(weight=weight is not None))
+    grads = backward_batch(grad, problem, coef, matrix, _light(packed), plan, solver, Needs(weight=weight is not None))
     return tuple(grad.new_empty(0) if g is None else g.contiguous() for g in grads[:6])  # type: ignore[return-value]
 
 
@@ -124,7 +125,7 @@ def _transform(
     matrix: Opt,
     packed: Opt,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    out, factor, packed = transform._forward(rows, key, weight, alpha, gain, solver, inverse, trusted, matrix, packed)
+    out, factor, packed = transform_rows(rows, key, weight, alpha, gain, solver, inverse, trusted, matrix, packed)
     return _plain(out, factor, _whole(packed, False, factor.dtype))  # type: ignore[return-value]
 
 

@@ -78,9 +78,9 @@ def warn_inaccurate(report: Report) -> None:
     if worst > TOLERATED:
         count = int((report.error > TOLERATED).sum())
         warnings.warn(
-            f"Intention: estimated relative error {worst:.1e} in {count} of {report.error.numel()} problems (condition up "
-            f"to {report.condition.nan_to_num(nan=0.0).amax().item():.1e}); use a larger alpha, float64 inputs, or "
-            "solver='pinv' to drop directions below rounding",
+            f"Intention: estimated relative error {worst:.1e} in {count} of {report.error.numel()} problems "
+            f"(condition up to {report.condition.nan_to_num(nan=0.0).amax().item():.1e}); use a larger alpha, float64 "
+            "inputs, or solver='pinv' to drop directions below rounding",
             AccuracyWarning,
             stacklevel=2,
         )

@@ -174,10 +174,9 @@ def refine(fitted: Fit, plan: Plan) -> tuple[Fit, Tensor]:
     """
     problem, x, coef = fitted.problem, fitted.x, fitted.coef
     gain = 1 if problem.gain is None else problem.gain.view(-1, 1, 1)
-    if plan.dual:  # V~ - c K~K~'P
-        rest = fitted.target - gain * mm(x.mT, mm(x, coef))
-    else:  # K~'(V~ - c K~W)
-        rest = mm(x.mT, fitted.target - gain * mm(x, coef))
+    # V~ - c K~K~'P, or K~'(V~ - c K~W)
+    fits = gain * mm(x.mT, mm(x, coef)) if plan.dual else gain * mm(x, coef)
+    rest = fitted.target - fits if plan.dual else mm(x.mT, fitted.target - fits)
     step = solve(fitted.factor, rest - problem.alpha.view(-1, 1, 1) * coef)
     tiny = torch.finfo(coef.dtype).tiny
     moved = torch.linalg.vector_norm(project(fitted, plan, step), dim=(-2, -1))

@@ -1,0 +1,197 @@
+"""A batch of problems, forward and first-order backward, each element by the route it needs."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from intention.solve.doors import no_autocast, sum_neighbours
+from intention.solve.factor import EASY, Factor, solve, wants_inverse
+from intention.solve.ladder import (
+    FLOAT64,
+    PINV,
+    QR,
+    REFINED,
+    base_report,
+    climb,
+    has_float64,
+    pack,
+    redo_problem,
+    redo_rtol,
+    screen,
+    uneventful,
+    unpack,
+)
+from intention.solve.problem import Fit, Plan, Problem, fit, pick, predict, refine
+from intention.solve.pullback import Grads, Mode, Needs, pullback
+
+METHODS = {"primal": "cholesky", "dual": "cholesky", "float64": "cholesky", "qr": "qr", "pinv": "pinv"}
+# alpha's gradient is made again in float64 where it is smaller than this times the root sum of squares of its terms
+CANCELLED = 0.1
+_NAMED_ROUTE = {"float64": FLOAT64, "qr": QR, "pinv": PINV}
+
+
+@no_autocast
+def solve_batch(problem: Problem, plan: Plan, solver: str, trusted: bool) -> tuple[Tensor, Fit, Tensor]:
+    """The one implementation: (out, fit, packed report)."""
+    shape = (*problem.query.shape[:-1], problem.value.shape[-1])
+    problem = problem.expanded()
+    if solver != "auto":
+        out, fitted, packed = _named(problem, plan, solver, trusted)
+        return out.reshape(shape), fitted, packed
+    fitted = fit(problem, plan, "cholesky")
+    out = predict(fitted, plan)
+    ratio = fitted.factor.ratio
+    if not trusted:
+        ratio = screen(ratio, problem.weight, problem.alpha, problem.gain)
+    if ratio.amax().item() < EASY[out.dtype]:  # the one look at the host; NaN is not less
+        return out.reshape(shape), fitted, ratio
+    out, coef, report = climb(problem, plan, fitted, out.contiguous())
+    return out.reshape(shape), fitted._replace(coef=coef), pack(report)
+
+
+def _named(problem: Problem, plan: Plan, solver: str, trusted: bool) -> tuple[Tensor, Fit, Tensor]:
+    """One route for all, never looking at the host: elements that fail become NaN."""
+    dtype = problem.query.dtype
+    if solver == "float64":
+        problem = problem.take(None, torch.float64)
+    fitted = fit(problem, plan, METHODS[solver], max(problem.key.shape[1:]) * torch.finfo(dtype).eps)
+    size = None
+    if solver in _NAMED_ROUTE:
+        fitted, size = refine(fitted, plan)
+    ratio = fitted.factor.ratio
+    if not trusted:
+        ratio = screen(ratio, problem.weight, problem.alpha, problem.gain)
+    out = torch.where(torch.isfinite(ratio).view(-1, 1, 1), predict(fitted, plan), torch.nan).to(dtype)
+    report = base_report(plan.dual, ratio.to(dtype), dtype)
+    if size is not None:
+        report = report._replace(route=torch.full_like(report.route, _NAMED_ROUTE[solver]), error=size.to(dtype))
+    return out, fitted, pack(report)
+
+
+@no_autocast
+def backward_batch(
+    grad: Tensor,
+    problem: Problem,
+    coef: Tensor,
+    matrix: Tensor,
+    packed: Tensor,
+    plan: Plan,
+    solver: str,
+    needs: Needs,
+) -> Grads:
+    """First-order gradients, each element by the route and in the precision of its forward."""
+    shared = problem
+    problem = problem.expanded()
+    grad = grad.reshape(problem.query.shape[0], *grad.shape[-2:])
+    if solver != "auto":
+        grads = _replay(problem, plan, grad, coef, matrix, solver, needs)
+    else:
+        grads = _by_route(problem, plan, grad, coef, matrix, packed, needs)
+    return shaped_like(shared, grads)
+
+
+def shaped_like(problem: Problem, grads: Grads) -> Grads:
+    """Undo `expanded`."""
+    query, key, value = grads[:3]
+    if problem.query.dim() > 3:
+        query, key, value = (
+            None if g is None else g.reshape(x.shape) for g, x in zip(grads[:3], problem[:3], strict=True)
+        )
+    else:
+        times = problem.query.shape[0] // max(problem.key.shape[0], 1)
+        key, value = sum_neighbours(key, times), sum_neighbours(value, times)
+    return grads._replace(query=query, key=key, value=value)
+
+
+def _by_route(
+    problem: Problem, plan: Plan, grad: Tensor, coef: Tensor, matrix: Tensor, packed: Tensor, needs: Needs
+) -> Grads:
+    """All elements by the plain factor, then those of every other route again, their own way."""
+    wide = grad.dtype != torch.float64 and has_float64(grad.device)
+    needs_weight = needs.weight and problem.weight is not None
+    if uneventful(packed) and not (wide and (needs.alpha or needs_weight)):
+        return _replay(problem, plan, grad, coef, matrix, "auto", needs)
+    route = unpack(packed, plan.dual, grad.dtype).route
+    if wide and needs_weight:
+        # a weight's gradient holds the residual V - KW, which float32 loses where the fit is close
+        route = route.clamp_min(FLOAT64)
+    codes = [int(code) for code in route.unique().tolist()]
+    grads = None
+    if codes[0] < REFINED:
+        grads = _replay(problem, plan, grad, coef, matrix, "auto", needs)
+    for code in codes:
+        if code >= REFINED:
+            index = None if len(codes) == 1 else (route == code).nonzero()[:, 0]
+            part = _redo(problem, plan, grad, coef, matrix, index, code, needs)
+            grads = part if index is None else _merge(grads, part, index, problem.query.shape[0])
+    assert grads is not None
+    if wide and needs.alpha and grads.alpha is not None and grads.alpha_terms is not None:
+        # alpha's gradient is a sum that may cancel: where it does, the few that remain are made in float64
+        cancelled = (grads.alpha.abs() < CANCELLED * grads.alpha_terms) & (route <= REFINED)
+        index = cancelled.nonzero()[:, 0]
+        if index.numel():
+            only = Needs(False, False, False, False, True, False)
+            part = _redo(problem, plan, grad, coef, matrix, index, FLOAT64, only)
+            assert part.alpha is not None
+            grads = grads._replace(alpha=grads.alpha.index_copy(0, index, part.alpha))
+    return grads
+
+
+def _replay(
+    problem: Problem, plan: Plan, grad: Tensor, coef: Tensor, matrix: Tensor, solver: str, needs: Needs
+) -> Grads:
+    """Gradients with the saved factor, in its precision."""
+    dtype = grad.dtype
+    if matrix.dtype != dtype:
+        problem, grad = problem.take(None, matrix.dtype), grad.to(matrix.dtype)
+    n, k = matrix.shape[-1], coef.shape[-1]
+    inverse = solver == "pinv" or (solver != "qr" and wants_inverse(n, k))
+    factor = Factor(matrix, inverse, matrix)
+    mode = Mode(refined=solver in _NAMED_ROUTE, deficient=solver == "pinv")
+    grads = pullback(problem, plan, grad, lambda y: solve(factor, y), coef, needs, mode)
+    return grads if matrix.dtype == dtype else cast_grads(grads, dtype)
+
+
+def _redo(
+    problem: Problem,
+    plan: Plan,
+    grad: Tensor,
+    coef: Tensor,
+    matrix: Tensor,
+    index: Tensor | None,
+    code: int,
+    needs: Needs,
+) -> Grads:
+    """Gradients of the elements `index` by the route `code`."""
+    dtype = grad.dtype
+    if code == REFINED:
+        sub, factor = (
+            problem.take(index, dtype),
+            Factor(pick(matrix, index, dtype), wants_inverse(matrix.shape[-1], coef.shape[-1]), matrix),
+        )
+        coef = pick(coef, index, dtype)
+    else:
+        sub = redo_problem(problem, index, code)
+        method = {FLOAT64: "cholesky", PINV: "pinv", QR: "qr"}[code]
+        fitted, _ = refine(fit(sub, plan, method, redo_rtol(problem)), plan)
+        factor, coef = fitted.factor, fitted.coef
+    g = pick(grad, index, sub.query.dtype)
+    mode = Mode(refined=True, deficient=code == PINV)
+    grads = pullback(sub, plan, g, lambda y: solve(factor, y), coef, needs, mode)
+    return cast_grads(grads, dtype)
+
+
+def cast_grads(grads: Grads, dtype: torch.dtype) -> Grads:
+    return Grads(*(None if g is None else g.to(dtype) for g in grads))
+
+
+def _merge(into: Grads | None, part: Grads, index: Tensor, batch: int) -> Grads:
+    """Put the gradients of the elements `index` in their places."""
+
+    def place(old: Tensor | None, new: Tensor | None) -> Tensor | None:
+        if new is None:
+            return None
+        return (new.new_zeros(batch, *new.shape[1:]) if old is None else old).index_copy(0, index, new)
+
+    return Grads(*(place(old, new) for old, new in zip(into or (None,) * len(part), part, strict=True)))

@@ -1,0 +1,159 @@
+"""Rows times Sigma^-1, by the route each element needs."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from intention import checks
+from intention.solve.doors import no_autocast
+from intention.solve.factor import (
+    EASY,
+    SMALL_CORRECTION,
+    Factor,
+    cholesky,
+    orthogonal,
+    pseudo,
+    sigma_times,
+    solve,
+    wants_inverse,
+)
+from intention.solve.ladder import (
+    FLOAT64,
+    PINV,
+    PRIMAL,
+    QR,
+    Report,
+    base_report,
+    has_float64,
+    pack,
+    screen,
+    uneventful,
+    unpack,
+    warn_inaccurate,
+)
+from intention.solve.problem import pick
+
+
+class Points(NamedTuple):
+    """Rows to transform and the points whose Sigma does it."""
+
+    rows: Tensor  # (B, M, n)
+    key: Tensor  # (B', N, n)
+    weight: Tensor | None  # (B, N)
+    alpha: Tensor  # (B,)
+    gain: Tensor | None  # (B,)
+
+
+@no_autocast
+def transform_rows(
+    rows: Tensor,
+    key: Tensor,
+    weight: Tensor | None,
+    alpha: Tensor,
+    gain: Tensor | None,
+    solver: str,
+    inverse: bool,
+    trusted: bool,
+    matrix: Tensor | None,
+    packed: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns (X, factor, packed report); a given factor and report are used again."""
+    times = rows.shape[0] // max(key.shape[0], 1)
+    if times > 1:
+        key = key.repeat_interleave(times, 0)
+    if solver == "float64" and rows.dtype != torch.float64:
+        wide: Any = [pick(t, None, torch.float64) for t in (rows, key, weight, alpha, gain)]
+        wide += [solver, inverse, trusted, matrix, packed]
+        out, factor, report = transform_rows(*wide)
+        return out.to(rows.dtype), factor, report
+    x = key if weight is None else key * weight.sqrt().unsqueeze(-1)
+    if solver in ("qr", "pinv"):
+        inverse = solver == "pinv"
+    if matrix is None:
+        factor = _factor(x, alpha, gain, solver, inverse)
+    else:
+        factor = Factor(matrix, inverse, matrix.new_ones(matrix.shape[0]))
+    out = solve(factor, rows.mT).mT
+    if solver in ("qr", "pinv", "float64"):
+        out, _ = _refine(out, x, rows, alpha, gain, factor)
+    if matrix is not None and packed is not None:
+        if solver == "auto" and not uneventful(packed):
+            route = unpack(packed, False, rows.dtype).route
+            out, _ = _climb(rows, x, alpha, gain, out, route == PRIMAL, route)
+        return out, matrix.clone(), packed.clone()
+    ratio = factor.ratio if trusted else screen(factor.ratio, weight, alpha, gain)
+    if solver != "auto":
+        out = torch.where(torch.isfinite(ratio).view(-1, 1, 1), out, torch.nan)
+        report = base_report(False, ratio, rows.dtype)
+        code = {"cholesky": PRIMAL, "float64": FLOAT64, "qr": QR, "pinv": PINV}[solver]
+        return out, factor.matrix, pack(report._replace(route=torch.full_like(ratio, code)))
+    if not ratio.amax().item() < EASY[rows.dtype]:  # the one look at the host; NaN is not less
+        checks.require_values(weight, alpha, gain)
+        out, report = _climb(rows, x, alpha, gain, out, ratio < EASY[rows.dtype], None)
+        warn_inaccurate(report)
+        return out, factor.matrix, pack(report)
+    return out, factor.matrix, ratio
+
+
+def _factor(x: Tensor, alpha: Tensor, gain: Tensor | None, solver: str, inverse: bool) -> Factor:
+    if solver == "qr":
+        return orthogonal(x, alpha, gain)
+    if solver == "pinv":
+        return pseudo(x, alpha, gain, max(x.shape[1:]) * torch.finfo(x.dtype).eps)[0]
+    return cholesky(x, alpha, gain, inverse)
+
+
+def _refine(
+    out: Tensor, x: Tensor, rows: Tensor, alpha: Tensor, gain: Tensor | None, factor: Factor
+) -> tuple[Tensor, Tensor]:
+    step = solve(factor, rows.mT - sigma_times(x, alpha, gain, out.mT)).mT
+    tiny = torch.finfo(out.dtype).tiny
+    size = torch.linalg.vector_norm(step, dim=(-2, -1)) / torch.linalg.vector_norm(out, dim=(-2, -1)).clamp_min(tiny)
+    return out + step, size
+
+
+def _climb(
+    rows: Tensor, x: Tensor, alpha: Tensor, gain: Tensor | None, out: Tensor, ok: Tensor, known: Tensor | None
+) -> tuple[Tensor, Report]:
+    """Redo the elements that are not ok in float64, by Cholesky or by SVD (as `known` says, where it does)."""
+    out, dtype = out.contiguous().clone(), out.dtype
+    report = base_report(False, out.new_ones(out.shape[0]), dtype)
+    todo = (~ok).nonzero()[:, 0]
+    finite = torch.isfinite(x[todo]).flatten(1).all(-1) & torch.isfinite(alpha[todo])
+    out[todo[~finite]] = torch.nan
+    report.error[todo[~finite]] = torch.nan
+    todo = todo[finite]
+    working = torch.float64 if has_float64(out.device) else dtype
+    for code in (FLOAT64, PINV) if working == torch.float64 else (QR,):
+        if known is not None:
+            todo = (known == code).nonzero()[:, 0]
+        if not todo.numel():
+            continue
+        r, p, a, c = (
+            pick(rows, todo, working),
+            pick(x, todo, working),
+            pick(alpha, todo, working),
+            pick(gain, todo, working),
+        )
+        if code == PINV:
+            factor, _ = pseudo(p, a, c, max(p.shape[1:]) * torch.finfo(working).eps)
+        elif code == QR:
+            factor = orthogonal(p, a, c)
+        else:
+            factor = cholesky(p, a, c, wants_inverse(p.shape[-1], r.shape[1]))
+        new, size = _refine(solve(factor, r.mT).mT, p, r, a, c, factor)
+        good = torch.ones_like(size, dtype=torch.bool)
+        if code == FLOAT64 and known is None:
+            good = torch.isfinite(factor.ratio) & ((size < SMALL_CORRECTION[dtype]) | size.isnan())
+        # rounding X to the working precision moves each score x.k by up to eps |x| |k|
+        reach = torch.linalg.vector_norm(new, dim=-1).amax(-1) * torch.linalg.vector_norm(p, dim=-1).amax(-1)
+        where = todo[good]
+        out[where] = new[good].to(dtype)
+        report.route[where] = code
+        report.condition[where] = factor.ratio[good].to(dtype)
+        report.error[where] = (torch.maximum(size, reach * torch.finfo(dtype).eps))[good].to(dtype)
+        todo = todo[~good]
+    return out, report
