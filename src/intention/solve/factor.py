@@ -100,6 +100,13 @@ def solve(factor: Factor, rhs: Tensor) -> Tensor:
     return torch.cholesky_solve(rhs, factor.matrix)
 
 
+def solve_rows(factor: Factor, rows: Tensor) -> Tensor:
+    """rows Sigma^-1, contiguous: fused attention needs that."""
+    if factor.inverse:
+        return torch.bmm(rows, factor.matrix)
+    return torch.cholesky_solve(rows.mT, factor.matrix).mT.contiguous()
+
+
 def sigma_times(x: Tensor, alpha: Tensor, gain: Tensor | None, b: Tensor) -> Tensor:
     """Sigma b, from X and not from the Gram: residuals taken this way do not square the condition number."""
     product = mm(x.mT, mm(x, b))

@@ -17,7 +17,7 @@ from intention.solve.factor import (
     orthogonal,
     pseudo,
     sigma_times,
-    solve,
+    solve_rows,
     wants_inverse,
 )
 from intention.solve.ladder import (
@@ -76,7 +76,7 @@ def transform_rows(
         factor = _factor(x, alpha, gain, solver, inverse)
     else:
         factor = Factor(matrix, inverse, matrix.new_ones(matrix.shape[0]))
-    out = solve(factor, rows.mT).mT
+    out = solve_rows(factor, rows)
     if solver in ("qr", "pinv", "float64"):
         out, _ = _refine(out, x, rows, alpha, gain, factor)
     if matrix is not None and packed is not None:
@@ -109,7 +109,7 @@ def _factor(x: Tensor, alpha: Tensor, gain: Tensor | None, solver: str, inverse:
 def _refine(
     out: Tensor, x: Tensor, rows: Tensor, alpha: Tensor, gain: Tensor | None, factor: Factor
 ) -> tuple[Tensor, Tensor]:
-    step = solve(factor, rows.mT - sigma_times(x, alpha, gain, out.mT)).mT
+    step = solve_rows(factor, rows - sigma_times(x, alpha, gain, out.mT).mT)
     tiny = torch.finfo(out.dtype).tiny
     size = torch.linalg.vector_norm(step, dim=(-2, -1)) / torch.linalg.vector_norm(out, dim=(-2, -1)).clamp_min(tiny)
     return out + step, size
@@ -144,7 +144,7 @@ def _climb(
             factor = orthogonal(p, a, c)
         else:
             factor = cholesky(p, a, c, wants_inverse(p.shape[-1], r.shape[1]))
-        new, size = _refine(solve(factor, r.mT).mT, p, r, a, c, factor)
+        new, size = _refine(solve_rows(factor, r), p, r, a, c, factor)
         good = torch.ones_like(size, dtype=torch.bool)
         if code == FLOAT64 and known is None:
             good = torch.isfinite(factor.ratio) & ((size < SMALL_CORRECTION[dtype]) | size.isnan())

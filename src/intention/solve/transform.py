@@ -20,7 +20,7 @@ from intention.solve.doors import (
     scatter_batch,
     sum_neighbours,
 )
-from intention.solve.factor import mm, wants_inverse
+from intention.solve.factor import wants_inverse
 from intention.solve.ladder import PINV, has_float64, uneventful, unpack
 from intention.solve.problem import Plan, Problem, pick
 from intention.solve.pullback import Invert
@@ -112,8 +112,8 @@ def _pull(
     y = _again(grad, points, solver, inverse, matrix, packed)  # Y = g Sigma^-1
     times = points.rows.shape[0] // max(points.key.shape[0], 1)
     key = points.key.repeat_interleave(times, 0) if times > 1 else points.key
-    gain = 1 if points.gain is None else points.gain.view(-1, 1, 1)
     cross = -torch.bmm(out.mT, y)  # dSigma = -X'Y
+    alpha = cross.diagonal(0, -2, -1).sum(-1)
     if not uneventful(packed):
         # where Sigma is singular, Sigma^+ also turns with its null space (along changes that keep the rank)
         outside = grad - _times_sigma(y, points, key), points.rows - _times_sigma(out, points, key)
@@ -121,25 +121,23 @@ def _pull(
         turn = turn + torch.bmm(outside[1].mT, _again(y, points, solver, inverse, matrix, packed))
         singular = (unpack(packed, False, out.dtype).route == PINV) & (points.alpha == 0)
         cross = cross + torch.where(singular.view(-1, 1, 1), turn, 0.0)
-    pulled = torch.bmm(key, cross + cross.mT)
-    along = (pulled * key).sum(-1) / 2  # k_i dSigma k_i'
-    counted = along if points.weight is None else points.weight * along
-    key_grad = gain * (pulled if points.weight is None else points.weight.unsqueeze(-1) * pulled)
-    return (
-        y,
-        sum_neighbours(key_grad, times),
-        None if points.weight is None else (along if points.gain is None else points.gain.unsqueeze(1) * along),
-        -(out * y).sum((-2, -1)),
-        None if points.gain is None else counted.sum(-1),
-    )
+    key_grad = torch.bmm(key, cross + cross.mT)
+    weight = gain = None
+    if points.weight is not None or points.gain is not None:
+        along = (key_grad * key).sum(-1) / 2  # k_i dSigma k_i'
+        if points.gain is not None:
+            gain = (along if points.weight is None else points.weight * along).sum(-1)
+            key_grad = points.gain.view(-1, 1, 1) * key_grad
+        if points.weight is not None:
+            weight = along if points.gain is None else points.gain.unsqueeze(1) * along
+            key_grad = points.weight.unsqueeze(-1) * key_grad
+    return y, sum_neighbours(key_grad, times), weight, alpha, gain
 
 
 def _times_sigma(rows: Tensor, points: Points, key: Tensor) -> Tensor:
     """rows Sigma"""
-    reach = mm(key, rows.mT)  # (B, N, M)
-    if points.weight is not None:
-        reach = points.weight.unsqueeze(-1) * reach
-    product = mm(key.mT, reach).mT
+    weighted = key if points.weight is None else points.weight.unsqueeze(-1) * key
+    product = torch.bmm(rows, torch.bmm(key.mT, weighted))
     if points.gain is not None:
         product = points.gain.view(-1, 1, 1) * product
     return product + points.alpha.view(-1, 1, 1) * rows
