@@ -113,9 +113,9 @@ def compare(methods: dict[str, Call], shape: tuple[int, ...], grad: bool, second
     upstream = torch.randn(batch // heads, heads, m, k) if grad else None
     rounds = {name: [once(call, inputs, upstream)] for name, call in methods.items()}
     slow = {name for name, t in rounds.items() if t[0] > 2 * seconds}  # the naive lines take minutes on some shapes
-    size = {name: 1 + max(1, min(10, round(2e-3 / t[0]))) for name, t in rounds.items()}
+    size = {name: 1 + max(1, min(100, round(20e-3 / t[0]))) for name, t in rounds.items()}
     total = sum(t[0] * size[name] for name, t in rounds.items() if name not in slow)
-    repeats = max(5, min(100, math.ceil(seconds / max(total, 1e-6))))
+    repeats = max(5, min(50, math.ceil(seconds / max(total, 1e-6))))
     for name in set(methods) - slow:
         rounds[name].clear()
     for _ in range(repeats):

@@ -38,16 +38,16 @@ def solve_batch(problem: Problem, plan: Plan, solver: str, trusted: bool) -> tup
     problem = problem.expanded()
     if solver != "auto":
         out, fitted, packed = _named(problem, plan, solver, trusted)
-        return out.reshape(shape), fitted, packed
+        return out.view(shape), fitted, packed
     fitted = fit(problem, plan, "cholesky")
     out = predict(fitted, plan)
     ratio = fitted.factor.ratio
     if not trusted:
         ratio = screen(ratio, problem.weight, problem.alpha, problem.gain)
     if ratio.amax().item() < EASY[out.dtype]:  # the one look at the host; NaN is not less
-        return out.reshape(shape), fitted, ratio
+        return out.view(shape), fitted, ratio
     out, coef, report = climb(problem, plan, fitted, out.contiguous())
-    return out.reshape(shape), fitted._replace(coef=coef), pack(report)
+    return out.view(shape), fitted._replace(coef=coef), pack(report)
 
 
 def _named(problem: Problem, plan: Plan, solver: str, trusted: bool) -> tuple[Tensor, Fit, Tensor]:

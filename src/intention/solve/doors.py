@@ -13,6 +13,9 @@ from torch.autograd import forward_ad
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+# Private to torch but used by autograd.Function itself; without it every call takes the slower, always right way.
+_transforms_active: Callable[[], bool] = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
+
 
 def no_autocast(function: F) -> F:
     """Run with autocast off: a Gram accumulated in half precision is wrong by a factor.
@@ -37,10 +40,7 @@ def gradient_free(*tensors: Tensor | None) -> bool:
         for t in tensors:
             if t is not None and t.requires_grad:
                 return False
-    transforms = getattr(torch._C, "_are_functorch_transforms_active", None)
-    if transforms is None or transforms():
-        return False
-    return getattr(forward_ad, "_current_level", 0) < 0
+    return not _transforms_active() and getattr(forward_ad, "_current_level", 0) < 0
 
 
 def accept_any_arguments(function: type[torch.autograd.Function]) -> None:

@@ -39,10 +39,9 @@ class Problem(NamedTuple):
 
     def expanded(self) -> Problem:
         """One flat batch in which every element has its own keys and values."""
-        if self.query.dim() > 3:
-            return self._replace(
-                query=self.query.flatten(0, -3), key=self.key.flatten(0, -3), value=self.value.flatten(0, -3)
-            )
+        query, key, value, *rest = self
+        if query.dim() > 3:
+            return Problem(query.flatten(0, -3), key.flatten(0, -3), value.flatten(0, -3), *rest)
         times = self.query.shape[0] // max(self.key.shape[0], 1)
         if times <= 1:
             return self
