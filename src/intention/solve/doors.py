@@ -43,6 +43,11 @@ def gradient_free(*tensors: Tensor | None) -> bool:
     return not _transforms_active() and getattr(forward_ad, "_current_level", 0) < 0
 
 
+def unobserved() -> bool:
+    """Nothing records or batches what is computed now, so a tensor that is ours may be changed in place."""
+    return not (torch.is_grad_enabled() or _transforms_active())
+
+
 def accept_any_arguments(function: type[torch.autograd.Function]) -> None:
     """torch binds the arguments of `apply` by inspection, 30 us a call; a ready signature makes that 3."""
     anything = inspect.Signature([inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL)])

@@ -39,9 +39,9 @@ class Problem(NamedTuple):
 
     def expanded(self) -> Problem:
         """One flat batch in which every element has its own keys and values."""
-        query, key, value, *rest = self
+        query, key, value, weight, alpha, gain = self
         if query.dim() > 3:
-            return Problem(query.flatten(0, -3), key.flatten(0, -3), value.flatten(0, -3), *rest)
+            return Problem(query.flatten(0, -3), key.flatten(0, -3), value.flatten(0, -3), weight, alpha, gain)
         times = self.query.shape[0] // max(self.key.shape[0], 1)
         if times <= 1:
             return self

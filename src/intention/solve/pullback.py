@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from intention.solve.doors import unobserved
 from intention.solve.factor import mm
 from intention.solve.problem import Plan, Problem
 
@@ -210,11 +211,13 @@ def _per_element(gain: Tensor | None, x: Tensor) -> Tensor:
 
 
 def _minus(start: Tensor, gain: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
-    """start - c a b, in the memory of `start`, which is ours"""
+    """start - c a b, where possible in the memory of `start`, which is ours"""
     a = _per_element(gain, a)
     if a.shape[-1] == 1:
-        return start.addcmul_(a, b, value=-1)
-    return start.baddbmm_(a, b, alpha=-1)
+        return torch.addcmul(start, a, b, value=-1)
+    if unobserved():
+        return start.baddbmm_(a, b, alpha=-1)
+    return torch.baddbmm(start, a, b, alpha=-1)
 
 
 def _outer(a: Tensor, b: Tensor) -> Tensor:
