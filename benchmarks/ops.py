@@ -215,11 +215,42 @@ def memory() -> list[dict[str, Any]]:
     return rows
 
 
+GROUPS = {
+    "products": ("aten::bmm", "aten::baddbmm", "aten::baddbmm_", "aten::addcmul"),
+    "LAPACK": ("aten::linalg_cholesky_ex", "aten::_cholesky_solve_helper", "aten::cholesky_inverse", "aten::tril"),
+}
+
+
+def profile() -> list[dict[str, Any]]:
+    """Where the time of an Intention call goes, by the self time of its operators."""
+    torch.set_num_threads(1)
+    rows = []
+    print("\nwhere the time goes, 1 thread")
+    for shape in SHAPES:
+        for grad in (False, True):
+            inputs = make(shape, grad)
+            upstream = torch.randn(*inputs[0].shape[:3], shape[4]) if grad else None
+            calls = 3 if shape[1] > 500 else 20
+            once(ours, inputs, upstream)
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as prof:
+                for _ in range(calls):
+                    once(ours, inputs, upstream)
+            spent = {e.key: e.self_cpu_time_total for e in prof.key_averages()}
+            total = sum(spent.values())
+            share = {group: sum(spent.get(name, 0) for name in names) / total for group, names in GROUPS.items()}
+            share["rest"] = 1 - sum(share.values())
+            label = "fwd+bwd" if grad else "fwd"
+            cells = "".join(f"  {group} {part:4.0%}" for group, part in share.items())
+            print(f"{shape!s:28s} {label:8s} {total / calls / 1e3:9.3f} ms{cells}", flush=True)
+            rows.append({"shape": shape, "pass": label, "milliseconds": total / calls / 1e3, "share": share})
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer repetitions")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--only", choices=["ops", "growth", "memory"], help="one part, nothing written")
+    parser.add_argument("--only", choices=["ops", "growth", "memory", "profile"], help="one part, the rest kept")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "ops.json")
     args = parser.parse_args()
     seconds = 0.5 if args.quick else 4.0
@@ -236,10 +267,12 @@ def main() -> None:
         result["growth"] = growth(seconds / 2)
     if args.only in (None, "memory"):
         result["memory"] = memory()
-    if args.only is None:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps(result, indent=1) + "\n")
-        print(f"\nwritten to {args.out}")
+    if args.only in (None, "profile"):
+        result["profile"] = profile()
+    kept = json.loads(args.out.read_text()) if args.only and args.out.exists() else {}
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(json.dumps({**kept, **result}, indent=1) + "\n")
+    print(f"\nwritten to {args.out}; `python benchmarks/table.py` puts it into README and docs")
 
 
 if __name__ == "__main__":

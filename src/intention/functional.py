@@ -100,7 +100,9 @@ def linear_attention(
     if is_causal or counted.per_query is not None:
         out = linear_per_query(query, key, value, counted.per_query)
     else:
-        out = query @ (key.mT @ value)
+        m, (n, d), k = query.shape[-2], key.shape[-2:], value.shape[-1]
+        map_first = m * n * (d + k) < (n + m) * d * k
+        out = (query @ key.mT) @ value if map_first else query @ (key.mT @ value)
     out = out if scale is None else out * scale
     return unsplit(out).to(dtype)
 

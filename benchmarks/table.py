@@ -1,0 +1,117 @@
+"""Markdown tables from benchmarks/results/ops.json, written between markers in README.md and docs/speed.md.
+
+    python benchmarks/table.py
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+OTHERS = ["softmax written out", "linear attention", "inv", "solve", "intention"]
+
+
+def rows(result: dict[str, Any], threads: int, method: str) -> dict[tuple[int, ...], dict[str, dict[str, float]]]:
+    """shape -> pass -> seconds, for the rows that timed `method`."""
+    found: dict[tuple[int, ...], dict[str, dict[str, float]]] = {}
+    for row in result["ops"]:
+        if row["threads"] == threads and method in row["seconds"]:
+            found.setdefault(tuple(row["shape"]), {})[row["pass"]] = row["seconds"]
+    return found
+
+
+def ratio(times: dict[str, float], name: str) -> str:
+    value = times[name] / times["sdpa"]
+    return f"{value:.0f}" if value >= 10 else f"{value:.2f}" if value >= 0.1 else f"{value:.3f}"
+
+
+def markdown(head: list[str], body: list[list[str]]) -> str:
+    lines = [head, ["---"] + ["---:"] * (len(head) - 1), *body]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def short(result: dict[str, Any]) -> str:
+    """README: one thread, the ratios to SDPA and the speed-up over `inv` and `solve`."""
+    head = ["(batch·heads, N, M, d, k)", "forward / SDPA", "with backward / SDPA", "faster than `inv`", "than `solve`"]
+    body = []
+    for shape, passes in rows(result, 1, "intention").items():
+        fwd, both = passes["fwd"], passes["fwd+bwd"]
+        gains = [f"{fwd[name] / fwd['intention']:.{0 if fwd[name] > 10 * fwd['intention'] else 1}f}×" for name in ("inv", "solve")]
+        body.append([str(shape), ratio(fwd, "intention"), ratio(both, "intention"), *gains])
+    for shape, passes in rows(result, 1, "sigma_intention").items():
+        ratios = [ratio(passes[p], "sigma_intention") for p in ("fwd", "fwd+bwd")]
+        body.append([f"σIntention {shape}", *ratios, "", ""])
+    return markdown(head, body)
+
+
+def full(result: dict[str, Any], threads: int) -> str:
+    head = ["shape", "pass", "SDPA ms", *OTHERS]
+    body = []
+    for shape, passes in rows(result, threads, "intention").items():
+        for label, times in passes.items():
+            body.append([str(shape), label, f"{times['sdpa'] * 1e3:.2f}", *(ratio(times, name) for name in OTHERS)])
+    for shape, passes in rows(result, threads, "sigma_intention").items():
+        for label, times in passes.items():
+            cells = ["", "", "", "", f"σ {ratio(times, 'sigma_intention')}"]
+            body.append([str(shape), label, f"{times['sdpa'] * 1e3:.2f}", *cells])
+    return markdown(head, body)
+
+
+def growth(result: dict[str, Any]) -> str:
+    names = ["softmax written out", "linear attention", "intention"]
+    body = []
+    for row in result["growth"]:
+        times = row["seconds"]
+        cells = [ratio(times, name) if name in times else "–" for name in names]
+        body.append([f"{row['shape'][1]:,}", row["pass"], f"{times['sdpa'] * 1e3:.2f}", *cells])
+    return markdown(["N", "pass", "SDPA ms", *names], body)
+
+
+def memory(result: dict[str, Any]) -> str:
+    names = ["sdpa", "softmax written out", "intention"]
+    body = []
+    for row in result["memory"]:
+        peaks = row["peak_bytes"]
+        cells = [f"{peaks[n] / row['inputs_and_output_bytes']:.2f}" if n in peaks else "–" for n in names]
+        body.append([f"{row['n']:,}", row["pass"], *cells])
+    return markdown(["N", "pass", *names], body)
+
+
+def profile(result: dict[str, Any]) -> str:
+    body = []
+    for row in result["profile"]:
+        shares = [f"{row['share'][group]:.0%}" for group in ("products", "LAPACK", "rest")]
+        body.append([str(tuple(row["shape"])), row["pass"], f"{row['milliseconds']:.2f}", *shares])
+    return markdown(["shape", "pass", "ms", "matrix products", "LAPACK", "everything else"], body)
+
+
+def fill(path: Path, name: str, text: str) -> None:
+    """Replace what stands between the markers `name`."""
+    old = path.read_text(encoding="utf-8")
+    pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.DOTALL)
+    if not pattern.search(old):
+        raise SystemExit(f"{path} has no marker <!-- {name} -->")
+    path.write_text(pattern.sub(lambda m: f"{m[1]}\n{text}\n\n{m[2]}", old), encoding="utf-8")
+
+
+def main() -> None:
+    result = json.loads((ROOT / "benchmarks" / "results" / "ops.json").read_text())
+    fill(ROOT / "README.md", "speed", short(result))
+    page = ROOT / "docs" / "speed.md"
+    about = f"torch {result['torch']}, {result['machine']}, {result['dtype']}, alpha = {result['alpha']:g}."
+    for name, text in {
+        "about": about,
+        "one thread": full(result, 1),
+        "two threads": full(result, 2),
+        "growth": growth(result),
+        "memory": memory(result),
+        "profile": profile(result),
+    }.items():
+        fill(page, name, text)
+
+
+if __name__ == "__main__":
+    main()
