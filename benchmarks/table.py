@@ -1,6 +1,6 @@
 """Markdown tables from benchmarks/results/ops.json, written between markers in README.md and docs/speed.md.
 
-    python benchmarks/table.py
+python benchmarks/table.py
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ def rows(result: dict[str, Any], threads: int, method: str) -> dict[tuple[int, .
 
 
 def ratio(times: dict[str, float], name: str) -> str:
+    if name not in times:
+        return "raised"
     value = times[name] / times["sdpa"]
     return f"{value:.0f}" if value >= 10 else f"{value:.2f}" if value >= 0.1 else f"{value:.3f}"
 
@@ -39,7 +41,10 @@ def short(result: dict[str, Any]) -> str:
     body = []
     for shape, passes in rows(result, 1, "intention").items():
         fwd, both = passes["fwd"], passes["fwd+bwd"]
-        gains = [f"{fwd[name] / fwd['intention']:.{0 if fwd[name] > 10 * fwd['intention'] else 1}f}×" for name in ("inv", "solve")]
+        gains = [
+            f"{fwd[name] / fwd['intention']:.{0 if fwd[name] > 10 * fwd['intention'] else 1}f}×"
+            for name in ("inv", "solve")
+        ]
         body.append([str(shape), ratio(fwd, "intention"), ratio(both, "intention"), *gains])
     for shape, passes in rows(result, 1, "sigma_intention").items():
         ratios = [ratio(passes[p], "sigma_intention") for p in ("fwd", "fwd+bwd")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from numbers import Real
 
 import torch
 from torch import Tensor
@@ -95,13 +96,27 @@ def solver(got: object, device: torch.device) -> None:
         raise ValueError("solver='float64' needs a device with float64, mps has none; use solver='qr' or .cpu()")
 
 
+def number(name: str, got: object, remedy: str = "") -> None:
+    if isinstance(got, bool) or not isinstance(got, Real):
+        raise TypeError(f"{name} must be a number, got {type(got).__name__}" + remedy)
+
+
+def scale(got: object) -> None:
+    if isinstance(got, Tensor) and got.numel() == 1 and not got.requires_grad:
+        return
+    if got is not None:
+        number("scale", got, "; multiply the queries for one that is learnt or differs between heads")
+
+
 def probability(p: float) -> None:
+    number("dropout_p", p)
     if not 0 <= p < 1:
         raise ValueError(f"dropout_p must be in [0, 1), got {p}; it is the share of points left out")
 
 
 def alpha_number(alpha: float, upper: float = math.inf) -> None:
     """alpha given as a number."""
+    number("alpha", alpha, " (nor a torch.Tensor); use torch.as_tensor(alpha) for one per head")
     if not 0 <= alpha <= upper or math.isinf(alpha):
         raise ValueError(alpha_message(alpha, upper))
 
@@ -148,7 +163,10 @@ def mask(mask: object, device: torch.device, m: int, n: int, lead: tuple[int, ..
     if mask.device != device:
         raise ValueError(f"attn_mask is on {mask.device} but query is on {device}; move it with .to(device)")
     if not _broadcasts(mask.shape, (*lead, m, n)):
-        raise ValueError(f"attn_mask must broadcast to {(*lead, m, n)} = (..., M, N), got {tuple(mask.shape)}")
+        raise ValueError(
+            f"attn_mask must broadcast to {(*lead, m, n)} = (..., M, N), got {tuple(mask.shape)}; a padding mask "
+            "(batch, N) goes in as mask[:, None, None, :] beside (batch, heads, points, features)"
+        )
 
 
 def require_values(weight: Tensor | None, alpha: Tensor, gain: Tensor | None) -> None:

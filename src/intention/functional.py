@@ -10,19 +10,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from intention import layout, masks
+from intention import checks, layout, masks
 from intention.per_query import linear_per_query, per_query
 from intention.prepare import (
     check_call,
-    empty_report,
     is_dual,
     plain_problem,
     prepare,
     problem_of,
     unflatten_report,
+    visible,
     weigh_mask,
 )
-from intention.softmax import centred_key, softmax_attention, transform_shared, transform_solver
+from intention.softmax import centred_key, counted_softmax, softmax_attention, transform_shared, transform_solver
 from intention.solve.ladder import ROUTES, Report, unpack
 from intention.solve.problem import Plan, Problem
 from intention.solve.ridge import ridge
@@ -33,10 +33,12 @@ __all__ = ["ROUTES", "Info", "attention", "intention", "linear_attention", "sigm
 
 
 class Info(NamedTuple):
-    """What `return_info=True` tells, per batch element (leading dimensions of the context).
+    """What `return_info=True` tells, per fit: in the leading dimensions of keys, values, weights and alpha together.
 
     `route` indexes `ROUTES`; `condition` is a lower bound of cond(Sigma); `error` estimates the relative error of the
-    prediction (for sigma_intention: of the scores). With a mask that differs between queries: the worst over queries.
+    prediction (for sigma_intention: of the scores): rounding times condition where the plain factor served, the size of
+    the last refinement step elsewhere. Where queries have fits of their own (causal, or a mask that differs between
+    queries): in the leading dimensions of the output, the worst over queries.
     """
 
     route: Tensor
@@ -61,12 +63,15 @@ def attention(
     >>> attention(q, k, v).shape
     torch.Size([2, 7, 5])
     """
-    check_call(query, key, value, attn_mask, enable_gqa)
-    counted = masks.count(attn_mask, None, is_causal, query.dtype)
-    seen = counted.keep if counted.per_query is None else masks.seen_by_any(counted.per_query)
+    groups, _ = check_call(query, key, value, attn_mask, enable_gqa)
+    checks.probability(dropout_p)
     mask = attn_mask
+    if is_causal:
+        key, value, mask, _ = visible(query.shape[-2], key, value, mask, None)
+    seen = masks.count(mask, None, is_causal, key.shape[-2], query.dtype).seen()
+    if seen is not None and groups > 1 and seen.dim() > 1 and seen.shape[-2] == query.shape[-3]:
+        seen = seen.unflatten(-2, (-1, groups)).any(-2)  # a key head serves all query heads of its group
     if is_causal and mask is not None:
-        # a shared mask keeps its own dtype semantics: log-weights are added to scores, not exponentiated first
         triangle = masks.causal(query.shape[-2], key.shape[-2], query.device)
         mask = mask & triangle if mask.dtype == torch.bool else torch.where(triangle, mask, -torch.inf)
         is_causal = False
@@ -91,9 +96,9 @@ def linear_attention(
     >>> torch.allclose(linear_attention(q, k, v), q @ (k.mT @ v), atol=1e-5)
     True
     """
-    inputs, counted, unsplit, dtype = prepare(
-        query, key, value, attn_mask, dropout_p, is_causal, enable_gqa, None, None, "ridge", "auto"
-    )
+    checks.scale(scale)
+    call = prepare(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa, None, None, "ridge", "auto")
+    inputs, counted = call.inputs, call.counted
     query, key, value = inputs.query, inputs.key, inputs.value
     if inputs.weight is not None:
         value = value * inputs.weight.unsqueeze(-1)
@@ -103,8 +108,7 @@ def linear_attention(
         m, (n, d), k = query.shape[-2], key.shape[-2:], value.shape[-1]
         map_first = m * n * (d + k) < (n + m) * d * k
         out = (query @ key.mT) @ value if map_first else query @ (key.mT @ value)
-    out = out if scale is None else out * scale
-    return unsplit(out).to(dtype)
+    return call.result(out if scale is None else out * float(scale))
 
 
 def intention(
@@ -150,7 +154,8 @@ def intention(
         intercept: add an unregularised constant feature.
         covariance: "ridge" is K'K + alpha I, "convex" is (1 - alpha) K'K + alpha I with alpha in [0, 1].
         solver: "auto" picks the smaller Gram and climbs the accuracy ladder. "primal", "dual", "qr", "pinv" (minimum
-            norm, tolerance of the dtype) and "float64" do just that, never read the host, and give NaN where they fail.
+            norm, tolerance of the dtype) and "float64" do just that, uncertified: they never read the host (torch's SVD
+            in "pinv" excepted) and give NaN where the factorisation fails.
         return_info: also return `Info`.
 
     Returns:
@@ -165,21 +170,21 @@ def intention(
     NaN or inf in keys (or weights) makes the outputs of that batch element NaN; in values, the columns they touch; in a
     query, its row. Rows that a mask removes for all queries may hold anything.
     """
+    checks.scale(scale)
     scale = 1.0 if scale is None else float(scale)
     if attn_mask is None and weight is None and not (dropout_p or is_causal or enable_gqa or return_info):
         problem = plain_problem(query, key, value, alpha, covariance, solver)
         if problem is not None:
             out, _ = ridge(problem, Plan(is_dual(solver, key), intercept, scale), solver, trusted=True)
             return out
-    inputs, counted, unsplit, dtype = prepare(
-        query, key, value, attn_mask, dropout_p, is_causal, enable_gqa, alpha, weight, covariance, solver
-    )
-    if 0 in (*inputs.query.shape, *inputs.key.shape, *inputs.value.shape):
-        out = inputs.query @ (inputs.key.mT @ inputs.value)  # N = 0 gives 0, M = 0 and k = 0 give nothing
-        report = empty_report(inputs)
-    elif is_causal or counted.per_query is not None:
-        if counted.keep is not None:
-            inputs = weigh_mask(inputs, counted.keep)
+    call = prepare(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa, alpha, weight, covariance, solver)
+    inputs, counted = call.inputs, call.counted
+    queries_differ = is_causal or counted.per_query is not None
+    if counted.keep is not None and (intercept or queries_differ):
+        inputs = weigh_mask(inputs, counted.keep)
+    if call.empty:
+        out, report = call.zeros()
+    elif queries_differ:
 
         def solve(part: Problem, trusted: bool) -> tuple[Tensor, Report]:
             plan = Plan(is_dual(solver, part.key), intercept, scale)
@@ -188,15 +193,13 @@ def intention(
 
         out, report = per_query(inputs, counted.per_query, solve)
     else:
-        if intercept and counted.keep is not None:
-            inputs = weigh_mask(inputs, counted.keep)
         flat, restore = layout.flatten(inputs)
         problem, trusted = problem_of(flat)
         plan = Plan(is_dual(solver, problem.key), intercept, scale)
         out, packed = ridge(problem, plan, solver, trusted)
         out, report = restore(out), unflatten_report(packed, plan.dual, inputs)
-    out = unsplit(out).to(dtype)
-    return (out, _info(report)) if return_info else out
+    out = call.result(out)
+    return (out, _info(call.report(report))) if return_info else out
 
 
 def sigma_intention(
@@ -226,17 +229,18 @@ def sigma_intention(
     Arguments as in `intention`, except: `dropout_p` acts on the softmax as in F.scaled_dot_product_attention; masks and
     weights enter Sigma and, as log-weights, the softmax; `intercept` means Sigma of the centred keys.
     """
-    gqa = enable_gqa
-    inputs, counted, unsplit, dtype = prepare(
-        query, key, value, attn_mask, 0.0, is_causal, gqa, alpha, weight, covariance, solver
-    )
-    m, n = inputs.query.shape[-2], inputs.key.shape[-2]
-    if 0 in (*inputs.query.shape, *inputs.key.shape, *inputs.value.shape):
-        out, report = inputs.query @ (inputs.key.mT @ inputs.value), empty_report(inputs)
-        out = unsplit(out).to(dtype)
-        return (out, _info(report)) if return_info else out
+    checks.scale(scale)
+    call = prepare(query, key, value, attn_mask, 0.0, is_causal, enable_gqa, alpha, weight, covariance, solver)
+    checks.probability(dropout_p)
+    inputs, counted = call.inputs, call.counted
+    if scale is not None:  # of the queries, so that the check of the scores sees it
+        inputs = inputs._replace(query=inputs.query * float(scale))
     keys = inputs.key
     weighed = inputs if counted.keep is None else weigh_mask(inputs, counted.keep)
+    if call.empty:
+        out, report = call.zeros()
+        out = call.result(out)
+        return (out, _info(call.report(report))) if return_info else out
     if is_causal or counted.per_query is not None:
 
         def solve(part: Problem, trusted: bool) -> tuple[Tensor, Report]:
@@ -250,16 +254,8 @@ def sigma_intention(
         if intercept:
             keys = centred_key(weighed, counted.keep)
         moved, keys, report = transform_shared(inputs._replace(key=keys), solver)
-    mask, is_causal = masks.score_mask(counted, is_causal, m, n, query.device)
-    scale = 1.0 if scale is None else float(scale)
-    moved, keys, values = (x.to(dtype) for x in (moved, keys, inputs.value))
-    if mask is not None and mask.dtype != torch.bool:
-        mask = mask.to(dtype)
-    out = softmax_attention(moved, keys, values, mask, dropout_p, is_causal, scale, False)
-    if counted.weight is not None and counted.weight.requires_grad:
-        out = torch.where((counted.weight > 0).any(-1).unsqueeze(-1).unsqueeze(-1), out, 0.0)
-    out = unsplit(out)
-    return (out, _info(report)) if return_info else out
+    out = call.result(counted_softmax(moved, keys, inputs.value, counted, dropout_p, is_causal, call.dtype))
+    return (out, _info(call.report(report))) if return_info else out
 
 
 def _info(report: Report) -> Info:

@@ -8,14 +8,31 @@ import torch
 from torch import Tensor
 
 from intention import checks
+from intention.solve.doors import gradient_free
 
 
 class Counted(NamedTuple):
-    """How points count: `keep` and `weight` (..., N) for all queries, `per_query` (..., M, N) for each its own."""
+    """How points count: `keep`, `weight` and `log` (..., N) for all queries, `per_query` (..., M, N) for each its own."""
 
     keep: Tensor | None  # bool: False = the point is not there, whatever it holds
     weight: Tensor | None  # >= 0
+    log: (
+        Tensor | None
+    )  # log-weights, counted besides `weight`; kept as logs for the softmax, which needs no exp of them
     per_query: Tensor | None  # bool, or log-weights
+
+    def in_sigma(self) -> Tensor | None:
+        """The weights that enter Sigma."""
+        if self.log is None:
+            return self.weight
+        return self.log.exp() if self.weight is None else self.weight * self.log.exp()
+
+    def seen(self) -> Tensor | None:
+        """(..., N): points that at least one query sees."""
+        if self.per_query is None:
+            return self.keep
+        mask = self.per_query
+        return (mask if mask.dtype == torch.bool else mask > -torch.inf).any(-2)
 
 
 def same_for_all_queries(mask: Tensor) -> bool:
@@ -23,24 +40,24 @@ def same_for_all_queries(mask: Tensor) -> bool:
     return mask.dim() < 2 or mask.shape[-2] == 1 or mask.stride(-2) == 0
 
 
-def count(mask: Tensor | None, weight: Tensor | None, is_causal: bool, dtype: torch.dtype) -> Counted:
+def count(mask: Tensor | None, weight: Tensor | None, is_causal: bool, n: int, dtype: torch.dtype) -> Counted:
     """Read an attn_mask of F.scaled_dot_product_attention and sample weights."""
     if weight is not None:
         weight = weight.to(dtype)
     if mask is None:
-        return Counted(None, weight, None)
+        return Counted(None, weight, None, None)
+    mask = mask.expand(*mask.shape[:-1], n)
     if not same_for_all_queries(mask):
         if is_causal:
             raise ValueError(
                 f"is_causal combines with a mask that is equal for all queries (..., 1, N), got {tuple(mask.shape)}; "
                 "put the causal triangle into the mask and pass is_causal=False"
             )
-        return Counted(None, weight, mask)
+        return Counted(None, weight, None, mask)
     shared = mask if mask.dim() < 2 else mask.select(-2, 0)
     if shared.dtype == torch.bool:
-        return Counted(shared, weight, None)
-    factor = shared.to(dtype).exp()
-    return Counted(shared > -torch.inf, factor if weight is None else weight * factor, None)
+        return Counted(shared, weight, None, None)
+    return Counted(shared > -torch.inf, weight, shared.to(dtype), None)
 
 
 def drop_points(weight: Tensor | None, lead: tuple[int, ...], like: Tensor, p: float) -> Tensor:
@@ -55,11 +72,6 @@ def fill(x: Tensor, keep: Tensor | None) -> Tensor:
     return x if keep is None else torch.where(keep.unsqueeze(-1), x, 0.0)
 
 
-def seen_by_any(mask: Tensor) -> Tensor:
-    """(..., N): points that at least one query sees."""
-    return (mask if mask.dtype == torch.bool else mask > -torch.inf).any(-2)
-
-
 def as_weight(mask: Tensor, dtype: torch.dtype) -> Tensor:
     return mask.to(dtype) if mask.dtype == torch.bool else mask.to(dtype).exp()
 
@@ -72,16 +84,18 @@ def causal(m: int, n: int, device: torch.device, start: int = 0) -> Tensor:
 
 def score_mask(counted: Counted, is_causal: bool, m: int, n: int, device: torch.device) -> tuple[Tensor | None, bool]:
     """The attn_mask and is_causal that make a softmax count points the same way."""
-    if counted.per_query is not None:
-        mask = counted.per_query
-        if counted.weight is not None:
-            logs = _log(counted.weight).unsqueeze(-2)
-            mask = logs + (torch.where(mask, 0.0, -torch.inf).to(logs) if mask.dtype == torch.bool else mask)
-        return mask, False
-    mask = None if counted.keep is None else counted.keep.unsqueeze(-2)
+    logs = counted.log
     if counted.weight is not None:
-        logs = _log(counted.weight).unsqueeze(-2)
-        mask = logs if mask is None else torch.where(mask, logs, -torch.inf)
+        logs = _log(counted.weight) if logs is None else logs + _log(counted.weight)
+    mask = counted.per_query
+    if mask is None and counted.keep is not None and counted.log is None:
+        mask = counted.keep.unsqueeze(-2)
+    if logs is not None:
+        logs = logs.unsqueeze(-2)
+        if mask is None:
+            mask = logs
+        else:
+            mask = torch.where(mask, logs, -torch.inf) if mask.dtype == torch.bool else mask.to(logs.dtype) + logs
     if mask is None or not is_causal:
         return mask, is_causal
     triangle = causal(m, n, device)
@@ -89,5 +103,5 @@ def score_mask(counted: Counted, is_causal: bool, m: int, n: int, device: torch.
 
 
 def _log(weight: Tensor) -> Tensor:
-    """log(w). Where a gradient is wanted a weight of 0 counts 1e-30: its own derivative then stays finite and right."""
-    return torch.log(weight + 1e-30) if weight.requires_grad else weight.log()
+    """log(w). Where a derivative may be wanted a weight of 0 counts 1e-30: its own is then finite and right."""
+    return weight.log() if gradient_free(weight) else torch.log(weight + 1e-30)

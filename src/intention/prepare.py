@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -48,6 +48,30 @@ def plain_problem(
     return Problem(query, key, value, None, key.new_full((math.prod(lead),), number), None)
 
 
+class Prepared(NamedTuple):
+    """A call, checked and in the working precision; grouped heads are split into (shared, group)."""
+
+    inputs: Inputs
+    counted: Counted
+    grouped: bool
+    dtype: torch.dtype
+
+    @property
+    def empty(self) -> bool:
+        return any(0 in x.shape for x in (self.inputs.query, self.inputs.key, self.inputs.value))
+
+    def zeros(self) -> tuple[Tensor, Report]:
+        """The answer without points (0), without queries or without columns (nothing)."""
+        one = self.inputs.key.new_zeros(layout.context_lead(self.inputs))
+        return self.inputs.query @ (self.inputs.key.mT @ self.inputs.value), Report(one, one + 1, one)
+
+    def result(self, out: Tensor) -> Tensor:
+        return (out.flatten(-4, -3) if self.grouped else out).to(self.dtype)
+
+    def report(self, report: Report) -> Report:
+        return Report(*(x.flatten(-2) for x in report)) if self.grouped else report
+
+
 def prepare(
     query: Tensor,
     key: Tensor,
@@ -60,17 +84,20 @@ def prepare(
     weight: Tensor | None,
     covariance: str,
     solver: str,
-) -> tuple[Inputs, Counted, Callable[[Tensor], Tensor], torch.dtype]:
+) -> Prepared:
     """Check, cast to the working precision, split grouped heads, and read masks, weights, dropout and covariance."""
     groups, lead = check_call(query, key, value, mask, gqa)
     checks.covariance(covariance)
     checks.solver(solver, query.device)
+    checks.probability(dropout_p)
     dtype = _common_dtype(query, key, value)
     working = torch.float64 if dtype == torch.float64 else torch.float32
     if weight is not None:
         checks.weight(weight, query.device, key.shape[-2])
         if groups == 1:
             checks.leading(call=lead, weight=weight.shape[:-1])
+    if is_causal:
+        key, value, mask, weight = visible(query.shape[-2], key, value, mask, weight)
     heads, shared = (query.shape[-3], key.shape[-3]) if groups > 1 else (1, 1)
 
     def split(x: Tensor, trailing: int) -> Tensor:
@@ -81,21 +108,26 @@ def prepare(
         alpha = split(alpha.to(query.device, working), 0)
     query, key, value = query.to(working), key.to(working), value.to(working)
     inputs = Inputs(split(query, 2), split(key, 2), split(value, 2), None, *_regulariser(alpha, covariance, key))
-    if mask is not None:
-        mask = split(mask, 2)
-    counted = masks.count(mask, None if weight is None else split(weight, 1), is_causal, working)
+    mask, weight = None if mask is None else split(mask, 2), None if weight is None else split(weight, 1)
+    counted = masks.count(mask, weight, is_causal, key.shape[-2], working)
     if dropout_p:
-        lead = layout.context_lead(inputs._replace(weight=counted.weight))
+        lead = layout.context_lead(inputs._replace(weight=counted.in_sigma()))
         counted = counted._replace(weight=masks.drop_points(counted.weight, lead, inputs.key, dropout_p))
-    seen = counted.keep if counted.per_query is None else masks.seen_by_any(counted.per_query)
-    inputs = inputs._replace(
-        key=masks.fill(inputs.key, seen), value=masks.fill(inputs.value, seen), weight=counted.weight
-    )
+    seen = counted.seen()
+    filled = inputs._replace(key=masks.fill(inputs.key, seen), value=masks.fill(inputs.value, seen))
+    return Prepared(filled._replace(weight=counted.in_sigma()), counted, groups > 1, dtype)
 
-    def unsplit(out: Tensor) -> Tensor:
-        return out.flatten(-4, -3) if groups > 1 else out
 
-    return inputs, counted, unsplit, dtype
+def visible(
+    m: int, key: Tensor, value: Tensor, mask: Tensor | None, weight: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """The keys that M causal queries can see: the first M."""
+    n = key.shape[-2]
+    if n <= m:
+        return key, value, mask, weight
+    if mask is not None:
+        mask = mask.expand(*mask.shape[:-1], n).narrow(-1, 0, m)
+    return key.narrow(-2, 0, m), value.narrow(-2, 0, m), mask, None if weight is None else weight.narrow(-1, 0, m)
 
 
 def _common_dtype(*tensors: Tensor) -> torch.dtype:
@@ -148,8 +180,3 @@ def weigh_mask(inputs: Inputs, keep: Tensor) -> Inputs:
 def unflatten_report(packed: Tensor, dual: bool, inputs: Inputs) -> Report:
     lead = layout.context_lead(inputs)
     return Report(*(x.reshape(lead) for x in unpack(packed, dual, inputs.key.dtype)))
-
-
-def empty_report(inputs: Inputs) -> Report:
-    one = inputs.key.new_zeros(layout.context_lead(inputs))
-    return Report(one, one + 1, one)

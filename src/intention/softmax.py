@@ -10,7 +10,9 @@ from torch import Tensor
 
 from intention import checks, layout, masks
 from intention.layout import Inputs
+from intention.masks import Counted
 from intention.prepare import is_dual, problem_of, unflatten_report
+from intention.solve.doors import gradient_free
 from intention.solve.ladder import DUAL, PRIMAL, Report
 from intention.solve.rows import Points
 from intention.solve.transform import transform
@@ -55,6 +57,28 @@ def centred_key(inputs: Inputs, keep: Tensor | None) -> Tensor:
     for _ in range(2):  # the second pass removes the rounding of the first mean
         key = key - share @ key
     return masks.fill(key, keep)
+
+
+def counted_softmax(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    counted: Counted,
+    dropout_p: float,
+    is_causal: bool,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Softmax attention (scale 1) in which points count as `counted` says; in the dtype of the inputs where it can be."""
+    mask, is_causal = masks.score_mask(counted, is_causal, query.shape[-2], key.shape[-2], query.device)
+    watched = counted.weight is not None and not gradient_free(counted.weight)
+    if not watched:  # half precision has no room for the 1e-30 that a weight of 0 counts
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    if mask is not None and mask.dtype != torch.bool:
+        mask = mask.to(query.dtype)
+    out = softmax_attention(query, key, value, mask, dropout_p, is_causal, 1.0, False)
+    if watched and counted.weight is not None:
+        out = torch.where((counted.weight > 0).any(-1).unsqueeze(-1).unsqueeze(-1), out, 0.0)
+    return out
 
 
 def softmax_attention(

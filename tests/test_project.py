@@ -1,0 +1,59 @@
+"""The project's own parts: benchmark, tables, versions and links that must not rot."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import intention
+from intention import functional as F
+
+ROOT = Path(__file__).parent.parent
+
+
+def load(name):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_benchmark_runs_and_its_methods_agree():
+    ops = load("ops")
+    shape = (8, 11, 7, 5, 3)
+    q, k, v = ops.make(shape, grad=False)
+    want = F.intention(q, k, v, alpha=ops.ALPHA)
+    for name in ("inv", "solve"):
+        torch.testing.assert_close(ops.METHODS[name](q, k, v), want, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(ops.written_out(q, k, v), ops.SDPA(q, k, v))
+    for grad in (False, True):
+        assert set(ops.compare(ops.METHODS, shape, grad, seconds=0.0)) == set(ops.METHODS)
+    assert set(ops.REFERENCE) == set(ops.SHAPES)
+    assert len(ops.SHAPES) == 8
+    assert len(ops.SIGMA_SHAPES) == 2
+
+
+def test_the_version_is_one():
+    version = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)[1]
+    assert intention.__version__ == version
+    assert f"version: {version}" in (ROOT / "CITATION.cff").read_text()
+    assert f"## {version}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/index.md"])
+def test_links_lead_somewhere(page):
+    text = (ROOT / page).read_text()
+    for target in re.findall(r"\]\(([^)#]+)\)", text):
+        assert target.startswith("http") or (ROOT / page).parent.joinpath(target).exists(), target
+    if page == "docs/index.md":
+        for name in re.findall(r"^(\w+)$", text.split("```{toctree}")[1].split("```")[0], re.MULTILINE):
+            assert (ROOT / "docs" / f"{name}.md").exists(), name
+
+
+def test_commands_of_the_readme_are_targets():
+    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for page in ("README.md", "CONTRIBUTING.md"):
+        for line in re.findall(r"make ([a-z ]+)", (ROOT / page).read_text()):
+            assert set(line.split()) <= targets, line
