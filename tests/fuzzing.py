@@ -86,7 +86,12 @@ def oracle_gradients(case: Case) -> tuple[Tensor, ...]:
     w_along = (s / (s.square() + case.alpha))[:, None] * (u[:, :rank].mT @ (root * case.value))  # W in the basis of vt
     z_along = (1 / (spectrum + case.alpha))[:, None] * (vt @ (case.query.mT @ case.grad))
     w, z = vt.mT[:, :rank] @ w_along, vt.mT @ z_along
-    rest, reach = case.value - case.key @ w, case.key @ z
+    # V - KW and KZ cancel where the fit is close: where w > 0 they come from the weighted ones, which do not
+    left = torch.ones(u.shape[0], dtype=torch.float64)
+    left[:rank] = case.alpha / (s.square() + case.alpha)
+    there, safe = root > 0, torch.where(root > 0, root, 1.0)
+    rest = torch.where(there, u @ (left[:, None] * (u.mT @ (root * case.value))) / safe, case.value - case.key @ w)
+    reach = torch.where(there, u[:, :rank] @ (s[:, None] * z_along[:rank]) / safe, case.key @ z)
     point = case.weight[:, None]
     return (
         case.grad @ w.mT,

@@ -74,6 +74,81 @@ def test_a_mixed_batch_takes_every_route(dual):
             assert fuzzing.relative(ours[i], exact) < 1e-4
 
 
+@pytest.mark.parametrize("columns", [1, 40])
+@pytest.mark.parametrize(("dtype", "sizes"), [(torch.float32, range(9, 16)), (torch.float64, (24, 28))])
+def test_growth_along_a_triangular_factor(dtype, sizes, columns):
+    """Keys Q R with -1 above the diagonal of R: every pivot is 1 and the condition grows as 4^d.
+
+    Up to d = 8 (PROBED) the pivots serve alone; there this construction costs up to 1e-3 in float32.
+    """
+    for d in sizes:
+        upper = torch.eye(d, dtype=torch.float64) - torch.ones(d, d, dtype=torch.float64).triu(1)
+        key = (torch.linalg.qr(torch.randn(40, d, dtype=torch.float64))[0] @ upper).to(dtype)
+        q, v = torch.randn(5, d, dtype=dtype), torch.randn(40, columns, dtype=dtype)
+        out = F.intention(q, key, v, alpha=0)
+        case = fuzzing.Case(q.double(), key.double(), v.double(), torch.ones(40), 0.0, out, "")
+        assert fuzzing.relative(out, fuzzing.oracle(case)) < 1e-5
+
+
+@pytest.mark.parametrize("alpha", [1.0, 1e-2, 1e-4, 1e-6])
+@pytest.mark.parametrize("shape", [(10, 200), (200, 10)])
+def test_differentiable_gradients_with_weights(alpha, shape):
+    """create_graph=True takes another path: its first derivatives are as good, and so is forward mode."""
+    n, d = shape
+    q, k, v, w = torch.randn(5, d), torch.randn(n, d), torch.randn(n, 3), torch.rand(n) * 0.2 + 0.9
+    upstream = torch.randn(5, 3)
+    case = fuzzing.Case(*(x.double() for x in (q, k, v, w)), alpha, upstream.double(), "")
+    exact = fuzzing.oracle_gradients(case)
+    leaves = [x.requires_grad_() for x in (q, k, v, torch.tensor(alpha), w)]
+    out = F.intention(q, k, v, alpha=leaves[3], weight=w)
+    for got, want in zip(torch.autograd.grad(out, leaves, upstream, create_graph=True), exact, strict=True):
+        assert fuzzing.relative(got.detach(), want) < 1e-4
+    tangents = [torch.randn_like(x) * 0.1 for x in leaves]
+    tangents[3] = tangents[3] * 0
+    _, moved = torch.func.jvp(
+        lambda q, k, v, a, w: F.intention(q, k, v, alpha=a, weight=w),
+        tuple(x.detach() for x in leaves),
+        tuple(tangents),
+    )
+    want = sum((t.double() * g).sum() for t, g in zip(tangents, exact, strict=True))
+    scale = sum((t.double() * g).abs().sum() for t, g in zip(tangents, exact, strict=True))
+    assert ((moved * upstream).double().sum() - want).abs() < 1e-4 * scale
+
+
+@pytest.mark.parametrize("size", [1.0, 1e3, 1e5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_weight_gradient_at_small_relative_alpha(size, dtype):
+    q, k, v, w = torch.randn(5, 20), torch.randn(10, 20) * size, torch.randn(10, 3), torch.rand(10) + 0.1
+    g = torch.randn(5, 3)
+    case = fuzzing.Case(*(x.double() for x in (q, k, v, w)), float(torch.tensor(1e-6)), g.double(), "")
+    weight = w.to(dtype).requires_grad_()
+    out = F.intention(q.to(dtype), k.to(dtype), v.to(dtype), weight=weight, alpha=case.alpha)
+    got = torch.autograd.grad(out, weight, g.to(dtype))[0]
+    assert fuzzing.relative(got, fuzzing.oracle_gradients(case)[4]) < 1e-5
+
+
+def test_a_query_that_is_not_a_number_does_not_hide_the_others():
+    q, k, v = conditioned(1e9)
+    q[0, 0] = torch.nan
+    with pytest.warns(intention.AccuracyWarning):
+        _, info = F.intention(q, k, v, alpha=0, return_info=True)
+    assert F.ROUTES[info.route] == "pinv"
+
+
+def test_the_warning_names_the_callers_line():
+    q, k, v = conditioned(1e9)
+    with pytest.warns(intention.AccuracyWarning) as caught:
+        F.intention(q, k, v, alpha=0)
+    assert caught[0].filename == __file__
+
+
+def test_sigma_intention_reports_each_element():
+    q, k, v = (torch.cat(x) for x in zip(conditioned(2.0), conditioned(100.0), strict=True))
+    _, info = F.sigma_intention(q, k, v, alpha=1e-6, scale=1e-3, return_info=True)
+    assert [F.ROUTES[r] for r in info.route] == ["primal", "float64"]
+    assert 1 < info.condition[0] < 30 < info.condition[1]
+
+
 def test_report_of_an_easy_and_a_hard_element():
     q, k, v = conditioned(2.0)
     _, info = F.intention(q, k, v, alpha=0.1, return_info=True)
@@ -186,9 +261,7 @@ def test_sigma_intention_says_when_its_scores_are_lost():
 
 def test_sigma_intention_of_ill_conditioned_keys():
     q, k, v = conditioned(300.0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", intention.AccuracyWarning)
-        out, info = F.sigma_intention(q, k, v, alpha=1e-6, scale=1e-3, return_info=True)
+    out, info = F.sigma_intention(q, k, v, alpha=1e-6, scale=1e-3, return_info=True)
     want = reference.sigma_intention(q.double(), k.double(), v.double(), alpha=1e-6, scale=1e-3)
     assert F.ROUTES[info.route] == "float64"
     assert (out.double() - want).norm() < 1e-4 * want.norm()

@@ -167,3 +167,34 @@ def test_empty_tensors(call, sizes, grad):
         assert info.route.shape == shape["lead"]
     if grad:
         assert all(torch.equal(g, torch.zeros_like(g)) for g in torch.autograd.grad(out.sum(), [q, k, v]))
+
+
+@pytest.mark.parametrize("call", SOLVED)
+@pytest.mark.parametrize("bad", [[0.1, 0.2], "0.1", True])
+def test_alpha_of_another_type(call, bad):
+    with says(TypeError, "alpha must be a number", type(bad).__name__, "torch.as_tensor"):
+        getattr(F, call)(*draw(), alpha=bad)
+
+
+@pytest.mark.parametrize("call", ["linear_attention", *SOLVED])
+def test_scale(call):
+    f = getattr(F, call)
+    for bad in (torch.rand(2), torch.tensor(1.0, requires_grad=True), "a"):
+        with says(TypeError, "scale must be a number", "multiply the queries"):
+            f(*draw(), scale=bad)
+    q, k, v = draw()
+    assert torch.equal(f(q, k, v, scale=torch.tensor(0.5)), f(q, k, v, scale=0.5))
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_probability_of_another_kind(call):
+    with says(ValueError, "dropout_p must be in [0, 1)", "-1.0"):
+        getattr(F, call)(*draw(), dropout_p=-1.0)
+    with says(TypeError, "dropout_p must be a number", "str"):
+        getattr(F, call)(*draw(), dropout_p="x")
+
+
+def test_the_usual_padding_mask_gets_its_remedy():
+    q, k, v = draw(lead=(4, 2))
+    with says(ValueError, "got (4, 7)", "mask[:, None, None, :]"):
+        F.intention(q, k, v, torch.ones(4, 7, dtype=torch.bool))

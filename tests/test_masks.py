@@ -52,6 +52,84 @@ def test_one_dimensional_mask(call):
 
 
 @pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("mask_shape", [(1, 7), (6, 1, 7), (2, 1, 1, 7), (2, 6, 1, 7), (6, 11, 7), (11, 7), (11, 1)])
+@pytest.mark.parametrize("kind", ["bool", "float"])
+def test_masks_with_grouped_heads(call, mask_shape, kind):
+    n, m, d, k = TALL
+    q = torch.randn(2, 6, m, d, dtype=torch.float64, requires_grad=True)
+    key = torch.randn(2, 3, n, d, dtype=torch.float64, requires_grad=True)
+    value = torch.randn(2, 3, n, k, dtype=torch.float64, requires_grad=True)
+    mask = torch.rand(mask_shape) > 0.4
+    mask[..., 0] = True
+    if kind == "float":
+        mask = torch.where(mask, torch.randn(mask.shape, dtype=torch.float64), -torch.inf)
+    got = getattr(F, call)(q, key, value, mask, enable_gqa=True, scale=0.5)
+    want = getattr(reference, call)(q, key, value, mask=mask, gqa=True, scale=0.5)
+    torch.testing.assert_close(got, want)
+    upstream = torch.randn_like(want)
+    for a, b in zip(
+        torch.autograd.grad(got, [q, key, value], upstream),
+        torch.autograd.grad(want, [q, key, value], upstream),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("lead", [(2,), (2, 3)])
+def test_reports_of_grouped_heads(lead):
+    q, k, v = torch.randn(*lead, 6, 11, 3), torch.randn(*lead, 3, 7, 3), torch.randn(*lead, 3, 7, 5)
+    for call in SOLVED:
+        f = getattr(F, call)
+        assert f(q, k, v, enable_gqa=True, return_info=True)[1].route.shape == (*lead, 3)
+        assert f(q, k, v, enable_gqa=True, alpha=torch.rand(6), return_info=True)[1].route.shape == (*lead, 6)
+        assert f(q, k, v, enable_gqa=True, is_causal=True, return_info=True)[1].route.shape == (*lead, 6)
+
+
+@pytest.mark.parametrize("level", [-120.0, 100.0])
+@pytest.mark.parametrize("grad", [False, True])
+def test_log_weights_reach_the_softmax_as_logs(level, grad):
+    """exp of them would vanish or overflow in float32."""
+    q, k, v = torch.randn(11, 3), torch.randn(7, 3), torch.randn(7, 5)
+    mask = torch.full((7,), level) + torch.randn(7)
+    got = F.sigma_intention(q, k, v, mask.requires_grad_(grad), covariance="convex", alpha=1, scale=3**-0.5)
+    if level < 0:
+        torch.testing.assert_close(got, F.attention(q, k, v, mask))
+    else:  # Sigma itself needs exp(100) here: not a number, never a plausible one
+        assert not torch.isfinite(got).any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_gradient_of_a_zero_weight_in_the_softmax(dtype):
+    q, k, v = (x.to(dtype) for x in draw(lead=()))
+    weight = torch.ones(7, dtype=torch.float64)
+    weight[2] = 0
+    exact = weight.clone().requires_grad_()
+    want = reference.sigma_intention(q.double(), k.double(), v.double(), weight=exact)
+    want = torch.autograd.grad(want.sum(), exact)[0]
+    half = weight.to(dtype).requires_grad_()
+    got = torch.autograd.grad(F.sigma_intention(q, k, v, weight=half).float().sum(), half)[0]
+    assert (got.double() - want).norm() < max(4 * torch.finfo(dtype).eps, 1e-5) * want.norm()
+    moved = torch.zeros(7, dtype=torch.float64)
+    moved[2] = 1
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    with sdpa_kernel(SDPBackend.MATH):
+        f = lambda w: F.sigma_intention(q.double(), k.double(), v.double(), weight=w).sum()  # noqa: E731
+        _, tangent = torch.func.jvp(f, (weight,), (moved,))
+    assert (tangent - want[2]).abs() < 1e-6 * want.norm()
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_causal_queries_never_touch_what_they_cannot_see(call):
+    """M < N: the keys beyond M may hold anything."""
+    q, k, v = draw((9, 4, 3, 5))
+    want = getattr(F, call)(q, k, v, is_causal=True)
+    k[..., 4:, :] = torch.nan
+    v[..., 4:, :] = torch.inf
+    torch.testing.assert_close(getattr(F, call)(q, k, v, is_causal=True), want)
+
+
+@pytest.mark.parametrize("call", CALLS)
 def test_zero_and_minus_infinity_is_the_bool_mask(call):
     q, k, v = draw()
     mask = torch.rand(2, 1, 1, 7) > 0.4
@@ -157,7 +235,8 @@ def test_an_empty_context_gives_zero(call, alpha, how, dtype, shape):
     out = getattr(F, call)(q, k, v, mask, **extra)
     assert out.shape == (2, 3, m, shape[3])
     assert torch.equal(out, torch.zeros_like(out))
-    grads = torch.autograd.grad(out.sum(), [q, k, v], allow_unused=True)
+    leaves = [q, k, v, extra["weight"]] if "weight" in extra and alpha > 0 else [q, k, v]
+    grads = torch.autograd.grad(out.sum(), leaves, allow_unused=True)
     assert all(g is None or torch.isfinite(g).all() for g in grads)
 
 

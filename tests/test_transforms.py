@@ -101,10 +101,16 @@ def test_double_backward_in_float32_of_an_ill_conditioned_problem():
     )
     k = (left * torch.logspace(0, -3, 4, dtype=torch.float64)) @ right
     k, q, v = (x.float().double().requires_grad_() for x in (k, torch.randn(3, 4), torch.randn(9, 2)))
-    exact = higher_gradients(lambda q, k, v: reference.intention(q, k, v, alpha=1e-5), (q, k, v))
-    single = [x.detach().float().requires_grad_() for x in (q, k, v)]
-    got = higher_gradients(lambda q, k, v: F.intention(q, k, v, alpha=1e-5), tuple(single))
-    for a, b in zip(got[:3], exact[:3], strict=True):
+    tangents = [torch.randn_like(x) for x in (q, k, v)]
+
+    def twice(f, inputs):
+        first = torch.autograd.grad(f(*inputs).square().sum(), inputs, create_graph=True)
+        along = sum((g * t.to(g)).sum() for g, t in zip(first, tangents, strict=True))
+        return [*first, *torch.autograd.grad(along, inputs)]
+
+    exact = twice(lambda q, k, v: reference.intention(q, k, v, alpha=1e-5), (q, k, v))
+    single = tuple(x.detach().float().requires_grad_() for x in (q, k, v))
+    for a, b in zip(twice(lambda q, k, v: F.intention(q, k, v, alpha=1e-5), single), exact, strict=True):
         assert (a.double() - b).norm() < 1e-4 * b.norm()
 
 
@@ -224,6 +230,37 @@ def test_derivatives_of_a_singular_problem(shape):
     theirs = higher_gradients(lambda b, q, v: naive.pseudo(q, b.expand(n, d), v), (base, q, v))
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("shape", [TALL, WIDE])
+@pytest.mark.parametrize("call", CALLS)
+def test_forward_mode_of_a_singular_problem(differentiable_softmax, shape, call):
+    """jvp and hessian at alpha = 0 and keys of rank 2."""
+    n, m, d, k = 5, 3, (3 if shape == TALL else 7), 2
+    left, right = torch.randn(n, 2, dtype=torch.float64), torch.randn(2, d, dtype=torch.float64)
+    q, v = torch.randn(m, d, dtype=torch.float64), torch.randn(n, k, dtype=torch.float64)
+
+    def ours(left, right, q, v):
+        return getattr(F, call)(q, left @ right, v, alpha=0, solver="pinv" if call == "intention" else "auto")
+
+    def theirs(left, right, q, v):
+        pinv = torch.linalg.pinv(left @ right, rtol=1e-8)
+        if call == "intention":
+            return q @ pinv @ v
+        return torch.softmax(q @ pinv @ pinv.mT @ (left @ right).mT, -1) @ v
+
+    if call == "sigma_intention":  # an exact repetition, so that the automatic route sees the singularity
+        left = left[:, :1] * torch.tensor([[1.0, 0.0]], dtype=torch.float64)
+    inputs = (left, right, q, v)
+    tangents = tuple(torch.randn_like(x) for x in inputs)
+    if call == "sigma_intention":
+        tangents = (tangents[0] * torch.tensor([[1.0, 0.0]], dtype=torch.float64), *tangents[1:])
+    for a, b in zip(jvp(ours, inputs, tangents), jvp(theirs, inputs, tangents), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-8)
+    if call == "intention":
+        got = hessian(lambda r: ours(left, r, q, v).sin().sum())(right)
+        want = hessian(lambda r: theirs(left, r, q, v).sin().sum())(right)
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
 
 
 def test_derivatives_of_a_singular_sigma_intention(differentiable_softmax):

@@ -12,7 +12,7 @@ from intention.solve.doors import gradient_free
 
 
 class Counted(NamedTuple):
-    """How points count: `keep`, `weight` and `log` (..., N) for all queries, `per_query` (..., M, N) for each its own."""
+    """How points count: `keep`, `weight`, `log` (..., N) for all queries, `per_query` (..., M, N) for each its own."""
 
     keep: Tensor | None  # bool: False = the point is not there, whatever it holds
     weight: Tensor | None  # >= 0

@@ -68,7 +68,7 @@ def counted_softmax(
     is_causal: bool,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Softmax attention (scale 1) in which points count as `counted` says; in the dtype of the inputs where it can be."""
+    """Softmax attention (scale 1) in which points count as `counted` says, in the dtype of the inputs if it can be."""
     mask, is_causal = masks.score_mask(counted, is_causal, query.shape[-2], key.shape[-2], query.device)
     watched = counted.weight is not None and not gradient_free(counted.weight)
     if not watched:  # half precision has no room for the 1e-30 that a weight of 0 counts

@@ -11,6 +11,7 @@ What cannot be reached is said: `AccuracyWarning`. Keys that are not finite give
 
 from __future__ import annotations
 
+import sys
 import warnings
 from typing import NamedTuple
 
@@ -82,8 +83,17 @@ def warn_inaccurate(report: Report) -> None:
             f"(condition up to {report.condition.nan_to_num(nan=0.0).amax().item():.1e}); use a larger alpha, float64 "
             "inputs, or solver='pinv' to drop directions below rounding",
             AccuracyWarning,
-            stacklevel=2,
+            stacklevel=_callers_level(),
         )
+
+
+def _callers_level() -> int:
+    """The stack level of the first frame outside this package, so that a warning names the user's line."""
+    package, level = __name__.split(".")[0], 2
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in (package, "torch"):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def climb(problem: Problem, plan: Plan, fitted: Fit, out: Tensor) -> tuple[Tensor, Tensor, Report]:
@@ -136,7 +146,7 @@ def _redo(problem: Problem, plan: Plan, out: Tensor, report: Report, todo: Tenso
     ratio = fitted.factor.ratio
     good = torch.ones_like(ratio, dtype=torch.bool)
     if route == FLOAT64:
-        good = torch.isfinite(ratio) & ((size < SMALL_CORRECTION[out.dtype]) | size.isnan())
+        good = torch.isfinite(ratio) & (size < SMALL_CORRECTION[out.dtype])
     spread = spectrum[0] if spectrum else ratio.rsqrt()
     # alpha = 0 and keys that are dependent up to their own rounding: the rounding would decide the answer
     eps = torch.finfo(out.dtype).eps

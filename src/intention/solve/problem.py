@@ -177,7 +177,11 @@ def refine(fitted: Fit, plan: Plan) -> tuple[Fit, Tensor]:
     fits = gain * mm(x.mT, mm(x, coef)) if plan.dual else gain * mm(x, coef)
     rest = fitted.target - fits if plan.dual else mm(x.mT, fitted.target - fits)
     step = solve(fitted.factor, rest - problem.alpha.view(-1, 1, 1) * coef)
-    tiny = torch.finfo(coef.dtype).tiny
-    moved = torch.linalg.vector_norm(project(fitted, plan, step), dim=(-2, -1))
-    size = torch.linalg.vector_norm(project(fitted, plan, coef), dim=(-2, -1))
-    return fitted._replace(coef=coef + step), moved / size.clamp_min(tiny)
+    return fitted._replace(coef=coef + step), relative_size(project(fitted, plan, step), project(fitted, plan, coef))
+
+
+def relative_size(step: Tensor, whole: Tensor) -> Tensor:
+    """|step| / |whole| per element, over the entries that are finite: a NaN query must not hide the others."""
+    finite = torch.isfinite(step) & torch.isfinite(whole)
+    step, whole = (torch.linalg.vector_norm(torch.where(finite, x, 0.0), dim=(-2, -1)) for x in (step, whole))
+    return step / whole.clamp_min(torch.finfo(whole.dtype).tiny)

@@ -135,11 +135,7 @@ def _dual(p: Problem, grad: Tensor, invert: Invert, coef: Tensor, needs: Needs, 
             key_grad = key_grad + _at_zero(p.alpha, _outer(rest, mm(key.mT, invert(s))))
         key_grad = _per_point(root, key_grad)
     if needs.weight and p.weight is not None:
-        # dw_i = (k_i Z) (v_i - c k_i W); Z = (Q'g - c K~'S) / alpha, or K~'(K~K~')^-1 S where alpha = 0
-        alpha = p.alpha.view(-1, 1, 1)
-        outside = y - _per_element(p.gain, mm(key.mT, s))
-        z = torch.where(alpha > 0, outside / alpha, mm(key.mT, invert(s)))
-        weight = (mm(p.key, z) * (p.value - _per_element(p.gain, mm(p.key, w)))).sum(-1)
+        weight = _dual_weight(p, coef, s, w, y, key, invert)
     return Grads(
         query=_outer(grad, w) if needs.query else None,
         key=key_grad,
@@ -151,16 +147,29 @@ def _dual(p: Problem, grad: Tensor, invert: Invert, coef: Tensor, needs: Needs, 
     )
 
 
-def pushforward(problem: Problem, tangent: Problem, plan: Plan, invert: Invert) -> Tensor:
+def _dual_weight(p: Problem, coef: Tensor, s: Tensor, w: Tensor, y: Tensor, key: Tensor, invert: Invert) -> Tensor:
+    """dw_i = (k_i Z) (v_i - c k_i W). K~Z = S and V~ - c K~W = alpha P: so alpha S_i P_i / w_i where w_i > 0."""
+    assert p.weight is not None
+    alpha = p.alpha.view(-1, 1, 1)
+    present = p.weight > 1e-20 * p.weight.amax(-1, keepdim=True)
+    there = p.alpha.unsqueeze(1) * (s * coef).sum(-1) / torch.where(present, p.weight, 1.0)
+    # elsewhere Z itself: (Q'g - c K~'S) / alpha, or K~'(K~K~')^-1 S where alpha = 0
+    outside = y - _per_element(p.gain, mm(key.mT, s))
+    z = torch.where(alpha > 0, outside / alpha, mm(key.mT, invert(s)))
+    absent = (mm(p.key, z) * (p.value - _per_element(p.gain, mm(p.key, w)))).sum(-1)
+    return torch.where(present, there, absent)
+
+
+def pushforward(problem: Problem, tangent: Problem, plan: Plan, invert: Invert, deficient: bool) -> Tensor:
     """The tangent of Q W for tangents of every input (forward-mode AD); `tangent` has zeros where nothing moves."""
     if plan.intercept:
         problem, tangent, mean_tangent = _centred_tangents(problem, tangent)
-        return pushforward(problem, tangent, plan._replace(intercept=False), invert) + mean_tangent
-    w, w_t = (_dual_tangent if plan.dual else _primal_tangent)(problem, tangent, invert)
+        return pushforward(problem, tangent, plan._replace(intercept=False), invert, deficient) + mean_tangent
+    w, w_t = (_dual_tangent if plan.dual else _primal_tangent)(problem, tangent, invert, deficient)
     return (mm(tangent.query, w) + mm(problem.query, w_t)) * plan.scale
 
 
-def _primal_tangent(p: Problem, t: Problem, invert: Invert) -> tuple[Tensor, Tensor]:
+def _primal_tangent(p: Problem, t: Problem, invert: Invert, deficient: bool) -> tuple[Tensor, Tensor]:
     w = invert(mm(p.key.mT, _per_point(p.weight, p.value)))
     fitted = mm(p.key, w)
     rest = p.value - _per_element(p.gain, fitted)
@@ -170,10 +179,15 @@ def _primal_tangent(p: Problem, t: Problem, invert: Invert) -> tuple[Tensor, Ten
     if t.gain is not None:
         inner = inner - _per_element(t.gain, _per_point(p.weight, fitted))
     moved = mm(t.key.mT, _per_point(p.weight, rest)) + mm(p.key.mT, inner)
-    return w, invert(moved - t.alpha.view(-1, 1, 1) * w)
+    w_t = invert(moved - t.alpha.view(-1, 1, 1) * w)
+    if deficient:  # W stays in the span of the keys, which turns: (I - K^+K) dK' (KK')^+ V
+        turn = mm(t.key.mT, _per_point(p.weight, mm(p.key, invert(w))))
+        inside = invert(mm(p.key.mT, _per_point(p.weight, mm(p.key, turn))))
+        w_t = w_t + _at_zero(p.alpha, turn - inside)
+    return w, w_t
 
 
-def _dual_tangent(p: Problem, t: Problem, invert: Invert) -> tuple[Tensor, Tensor]:
+def _dual_tangent(p: Problem, t: Problem, invert: Invert, deficient: bool) -> tuple[Tensor, Tensor]:
     key, value = p.weighted()
     key_t, value_t = t._replace(weight=p.weight).weighted()
     coef = invert(value)
@@ -181,7 +195,11 @@ def _dual_tangent(p: Problem, t: Problem, invert: Invert) -> tuple[Tensor, Tenso
     moved = _per_element(p.gain, mm(key_t, w) + mm(key, mm(key_t.mT, coef))) + t.alpha.view(-1, 1, 1) * coef
     if t.gain is not None:
         moved = moved + _per_element(t.gain, mm(key, w))
-    return w, mm(key_t.mT, coef) + mm(key.mT, invert(value_t - moved))
+    w_t = mm(key_t.mT, coef) + mm(key.mT, invert(value_t - moved))
+    if deficient:  # (K'K)^+ dK' (I - KK^+) V, and the span of the keys turns
+        rest = value - _per_element(p.gain, mm(key, w))
+        w_t = w_t + _at_zero(p.alpha, mm(key.mT, invert(invert(mm(key, mm(key_t.mT, rest))))))
+    return w, w_t
 
 
 def _centred_tangents(problem: Problem, tangent: Problem) -> tuple[Problem, Problem, Tensor]:

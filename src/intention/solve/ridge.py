@@ -83,7 +83,8 @@ def _differentiable_setting(
     problem: Problem, packed: Tensor, plan: Plan, solver: str, moving_weight: bool
 ) -> tuple[Problem, Plan, str]:
     """Precision, form and solver in which derivatives of the pullback are taken."""
-    hard = solver == "float64" or (solver == "auto" and not uneventful(packed))
+    # a moving weight changes the form below, whose condition the forward has not seen
+    hard = solver == "float64" or (solver == "auto" and (moving_weight or not uneventful(packed)))
     if hard and has_float64(problem.query.device):
         problem = problem.take(None, torch.float64)
     if moving_weight:
@@ -116,7 +117,7 @@ def _tangent(problem: Problem, tangents: Any, packed: Tensor, plan: Plan, solver
     wide, plan, inner = _differentiable_setting(problem, packed, plan, solver, moving)
     centred = wide.centred()[0] if plan.intercept else wide
     tangent = filled.expanded().take(None, wide.query.dtype)
-    out = pushforward(wide, tangent, plan, inverter(centred, plan, inner))
+    out = pushforward(wide, tangent, plan, inverter(centred, plan, inner), inner in ("auto", "pinv"))
     return out.to(problem.query.dtype).reshape(*problem.query.shape[:-1], -1)
 
 

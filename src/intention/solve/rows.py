@@ -34,7 +34,7 @@ from intention.solve.ladder import (
     unpack,
     warn_inaccurate,
 )
-from intention.solve.problem import pick
+from intention.solve.problem import pick, relative_size
 
 
 class Points(NamedTuple):
@@ -82,7 +82,7 @@ def transform_rows(
     if matrix is not None and packed is not None:
         if solver == "auto" and not uneventful(packed):
             route = unpack(packed, False, rows.dtype).route
-            out, _ = _climb(rows, x, alpha, gain, out, route == PRIMAL, route)
+            out, _ = _climb(rows, x, alpha, gain, out, factor.ratio, route)
         return out, matrix.clone(), packed.clone()
     ratio = factor.ratio if trusted else screen(factor.ratio, weight, alpha, gain)
     if solver != "auto":
@@ -92,7 +92,7 @@ def transform_rows(
         return out, factor.matrix, pack(report._replace(route=torch.full_like(ratio, code)))
     if not ratio.amax().item() < EASY[rows.dtype]:  # the one look at the host; NaN is not less
         checks.require_values(weight, alpha, gain)
-        out, report = _climb(rows, x, alpha, gain, out, ratio < EASY[rows.dtype], None)
+        out, report = _climb(rows, x, alpha, gain, out, ratio, None)
         warn_inaccurate(report)
         return out, factor.matrix, pack(report)
     return out, factor.matrix, ratio
@@ -110,21 +110,19 @@ def _refine(
     out: Tensor, x: Tensor, rows: Tensor, alpha: Tensor, gain: Tensor | None, factor: Factor
 ) -> tuple[Tensor, Tensor]:
     step = solve_rows(factor, rows - sigma_times(x, alpha, gain, out.mT).mT)
-    tiny = torch.finfo(out.dtype).tiny
-    size = torch.linalg.vector_norm(step, dim=(-2, -1)) / torch.linalg.vector_norm(out, dim=(-2, -1)).clamp_min(tiny)
-    return out + step, size
+    return out + step, relative_size(step, out)
 
 
 def _climb(
-    rows: Tensor, x: Tensor, alpha: Tensor, gain: Tensor | None, out: Tensor, ok: Tensor, known: Tensor | None
+    rows: Tensor, x: Tensor, alpha: Tensor, gain: Tensor | None, out: Tensor, ratio: Tensor, known: Tensor | None
 ) -> tuple[Tensor, Report]:
-    """Redo the elements that are not ok in float64, by Cholesky or by SVD (as `known` says, where it does)."""
+    """Redo the elements whose ratio is too large in float64, by Cholesky or by SVD (as `known` says, where it does)."""
     out, dtype = out.contiguous().clone(), out.dtype
-    report = base_report(False, out.new_ones(out.shape[0]), dtype)
-    todo = (~ok).nonzero()[:, 0]
+    report = base_report(False, ratio.clone(), dtype)
+    todo = (~(ratio < EASY[dtype])).nonzero()[:, 0]
     finite = torch.isfinite(x[todo]).flatten(1).all(-1) & torch.isfinite(alpha[todo])
     out[todo[~finite]] = torch.nan
-    report.error[todo[~finite]] = torch.nan
+    report.condition[todo[~finite]] = report.error[todo[~finite]] = torch.nan
     todo = todo[finite]
     working = torch.float64 if has_float64(out.device) else dtype
     for code in (FLOAT64, PINV) if working == torch.float64 else (QR,):
@@ -147,13 +145,13 @@ def _climb(
         new, size = _refine(solve_rows(factor, r), p, r, a, c, factor)
         good = torch.ones_like(size, dtype=torch.bool)
         if code == FLOAT64 and known is None:
-            good = torch.isfinite(factor.ratio) & ((size < SMALL_CORRECTION[dtype]) | size.isnan())
+            good = torch.isfinite(factor.ratio) & (size < SMALL_CORRECTION[dtype])
         # rounding X to the working precision moves each score x.k by up to eps |x| |k|
         reach = torch.linalg.vector_norm(new, dim=-1).amax(-1) * torch.linalg.vector_norm(p, dim=-1).amax(-1)
         where = todo[good]
         out[where] = new[good].to(dtype)
         report.route[where] = code
         report.condition[where] = factor.ratio[good].to(dtype)
-        report.error[where] = (torch.maximum(size, reach * torch.finfo(dtype).eps))[good].to(dtype)
+        report.error[where] = (torch.fmax(size, reach * torch.finfo(dtype).eps))[good].to(dtype)
         todo = todo[~good]
     return out, report

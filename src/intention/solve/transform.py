@@ -152,16 +152,30 @@ def _push(
     key = points.key.repeat_interleave(times, 0)
     weighted = key if points.weight is None else points.weight.unsqueeze(-1) * key
     gain = 1 if points.gain is None else points.gain.view(-1, 1, 1)
-    moved = torch.zeros_like(out)
+    eye = torch.eye(key.shape[-1], dtype=key.dtype, device=key.device)
+    moved = torch.zeros_like(matrix)  # the tangent of Sigma
     if key_t is not None:
         half = torch.bmm(key_t.repeat_interleave(times, 0).mT, weighted)
-        moved = moved + torch.bmm(out, gain * (half + half.mT))
+        moved = moved + gain * (half + half.mT)
     if weight_t is not None:
-        moved = moved + torch.bmm(out, gain * torch.bmm(key.mT, weight_t.unsqueeze(-1) * key))
+        moved = moved + gain * torch.bmm(key.mT, weight_t.unsqueeze(-1) * key)
     if gain_t is not None:
-        moved = moved + torch.bmm(out, gain_t.view(-1, 1, 1) * torch.bmm(key.mT, weighted))
+        moved = moved + gain_t.view(-1, 1, 1) * torch.bmm(key.mT, weighted)
     if alpha_t is not None:
-        moved = moved + alpha_t.view(-1, 1, 1) * out
+        moved = moved + alpha_t.view(-1, 1, 1) * eye
+    tangent = -torch.bmm(out, moved)
     if rows_t is not None:
-        moved = moved - rows_t
-    return _again(-moved, points, solver, inverse, matrix, packed)
+        tangent = tangent + rows_t
+
+    def inverse_of(x: Tensor) -> Tensor:
+        return _again(x, points, solver, inverse, matrix, packed)
+
+    tangent = inverse_of(tangent)
+    if not uneventful(packed):  # Sigma^+ also turns with its null space, as in the pullback
+        twice = torch.bmm(inverse_of(out), moved)
+        outside = points.rows - _times_sigma(out, points, key)
+        turn = twice - _times_sigma(inverse_of(twice), points, key)
+        turn = turn + inverse_of(inverse_of(torch.bmm(outside, moved)))
+        singular = (unpack(packed, False, out.dtype).route == PINV) & (points.alpha == 0)
+        tangent = tangent + torch.where(singular.view(-1, 1, 1), turn, 0.0)
+    return tangent
