@@ -10,6 +10,7 @@ from intention.solve.factor import EASY, Factor, solve, wants_inverse
 from intention.solve.ladder import (
     FLOAT64,
     PINV,
+    PRIMAL,
     QR,
     REFINED,
     base_report,
@@ -116,7 +117,8 @@ def _by_route(
     if wide and needs_weight:
         # a weight's gradient holds the residual V - KW, which float32 loses where the fit is close
         route = route.clamp_min(FLOAT64)
-    codes = [int(code) for code in route.unique().tolist()]
+    plain = uneventful(packed) and not needs_weight
+    codes = [PRIMAL] if plain else [int(code) for code in route.unique().tolist()]
     grads = None
     if codes[0] < REFINED:
         grads = _replay(problem, plan, grad, coef, matrix, "auto", needs)
@@ -166,11 +168,8 @@ def _redo(
     """Gradients of the elements `index` by the route `code`."""
     dtype = grad.dtype
     if code == REFINED:
-        sub, factor = (
-            problem.take(index, dtype),
-            Factor(pick(matrix, index, dtype), wants_inverse(matrix.shape[-1], coef.shape[-1]), matrix),
-        )
-        coef = pick(coef, index, dtype)
+        sub, inverse = problem.take(index, dtype), wants_inverse(matrix.shape[-1], coef.shape[-1])
+        factor, coef = Factor(pick(matrix, index, dtype), inverse, matrix), pick(coef, index, dtype)
     else:
         sub = redo_problem(problem, index, code)
         method = {FLOAT64: "cholesky", PINV: "pinv", QR: "qr"}[code]

@@ -32,6 +32,7 @@ class Factor(NamedTuple):
     matrix: Tensor  # (B, n, n)
     inverse: bool
     ratio: Tensor  # (B,): r, inf where the factorisation failed
+    spread: Tensor | None = None  # (B,): smallest kept to largest singular value of X, where an SVD knows it
 
 
 def mm(a: Tensor, b: Tensor) -> Tensor:
@@ -62,15 +63,15 @@ def cholesky(x: Tensor, alpha: Tensor, gain: Tensor | None, inverse: bool) -> Fa
     lower, info = torch.linalg.cholesky_ex(sigma)
     failed = info.bool()
     pivot = lower.diagonal(0, -2, -1).amin(-1)
-    largest, smallest_inverse = diagonal.amax(-1), 1 / (pivot * pivot)
+    largest = diagonal.amax(-1)
+    ratio = largest / (pivot * pivot)
     matrix = lower
     if inverse:
         matrix = _inverse(lower, failed)
-        smallest_inverse = torch.maximum(smallest_inverse, matrix.diagonal(0, -2, -1).amax(-1))
+        ratio = torch.maximum(ratio, largest * matrix.diagonal(0, -2, -1).amax(-1))
     elif lower.shape[-1] > PROBED:
-        smallest_inverse = torch.maximum(smallest_inverse, _probe(lower))
-    ratio = (largest * smallest_inverse).masked_fill_(failed, torch.inf)
-    return Factor(matrix, inverse, ratio)
+        ratio = torch.maximum(ratio, largest * _probe(lower))
+    return Factor(matrix, inverse, ratio.masked_fill_(failed, torch.inf))
 
 
 def orthogonal(x: Tensor, alpha: Tensor, gain: Tensor | None) -> Factor:
@@ -84,11 +85,10 @@ def orthogonal(x: Tensor, alpha: Tensor, gain: Tensor | None) -> Factor:
     return Factor(lower, False, stacked.square().sum(1).amax(-1) / (pivot * pivot))
 
 
-def pseudo(x: Tensor, alpha: Tensor, gain: Tensor | None, rtol: float) -> tuple[Factor, Tensor]:
+def pseudo(x: Tensor, alpha: Tensor, gain: Tensor | None, rtol: float) -> Factor:
     """Sigma^+ by SVD of X: directions below `rtol` of the largest singular value are dropped where alpha = 0.
 
-    Also returns the ratio of the smallest kept to the largest singular value of X. An X that is not finite shows as
-    ratio = NaN; LAPACK would raise for the whole batch.
+    An X that is not finite shows as ratio = NaN; LAPACK would raise for the whole batch.
     """
     finite = torch.isfinite(x).flatten(1).all(-1)
     x = torch.where(finite.view(-1, 1, 1), x, 0.0)
@@ -103,7 +103,7 @@ def pseudo(x: Tensor, alpha: Tensor, gain: Tensor | None, rtol: float) -> tuple[
     matrix = torch.bmm(vt.mT * power.unsqueeze(1), vt)
     ratio = torch.where(kept.any(-1), spectrum.amax(-1) / _smallest(spectrum, kept), 1.0)
     spread = torch.where(kept.any(-1), _smallest(s, kept) / top.squeeze(-1), 1.0)
-    return Factor(matrix, True, torch.where(finite, ratio, torch.nan)), spread
+    return Factor(matrix, True, torch.where(finite, ratio, torch.nan), spread)
 
 
 def solve(factor: Factor, rhs: Tensor) -> Tensor:

@@ -141,13 +141,12 @@ def _redo(problem: Problem, plan: Plan, out: Tensor, report: Report, todo: Tenso
         return todo
     whole = todo.numel() == out.shape[0]
     sub = redo_problem(problem, None if whole else todo, route)
-    spectrum: list[Tensor] = []
-    fitted, size = refine(fit(sub, plan, method, redo_rtol(problem), spectrum), plan)
+    fitted, size = refine(fit(sub, plan, method, redo_rtol(problem)), plan)
     ratio = fitted.factor.ratio
     good = torch.ones_like(ratio, dtype=torch.bool)
     if route == FLOAT64:
         good = torch.isfinite(ratio) & (size < SMALL_CORRECTION[out.dtype])
-    spread = spectrum[0] if spectrum else ratio.rsqrt()
+    spread = ratio.rsqrt() if fitted.factor.spread is None else fitted.factor.spread
     # alpha = 0 and keys that are dependent up to their own rounding: the rounding would decide the answer
     eps = torch.finfo(out.dtype).eps
     noise = torch.where((sub.alpha == 0) & (spread < 4 * eps) & (spread > 0), eps / spread, 0.0)

@@ -126,8 +126,8 @@ def pick(x: Tensor | None, index: Tensor | None, dtype: torch.dtype) -> Tensor |
     return (x if index is None else x[index]).to(dtype)
 
 
-def fit(problem: Problem, plan: Plan, method: str, rtol: float = 0.0, spectrum: list[Tensor] | None = None) -> Fit:
-    """Solve by "cholesky", "qr" or "pinv". `spectrum` collects the smallest relative singular value kept by "pinv"."""
+def fit(problem: Problem, plan: Plan, method: str, rtol: float = 0.0) -> Fit:
+    """Solve by "cholesky", "qr" or "pinv" (which drops singular values below `rtol` where alpha = 0)."""
     mean_value = None
     if plan.intercept:
         problem, mean_value, _, _ = problem.centred()
@@ -140,9 +140,7 @@ def fit(problem: Problem, plan: Plan, method: str, rtol: float = 0.0, spectrum: 
     elif method == "qr":
         factor = orthogonal(x, problem.alpha, problem.gain)
     else:
-        factor, spread = pseudo(x, problem.alpha, problem.gain, rtol)
-        if spectrum is not None:
-            spectrum.append(spread)
+        factor = pseudo(x, problem.alpha, problem.gain, rtol)
     return Fit(problem, mean_value, x, target, solve(factor, rhs), factor)
 
 

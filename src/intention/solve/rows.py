@@ -102,7 +102,7 @@ def _factor(x: Tensor, alpha: Tensor, gain: Tensor | None, solver: str, inverse:
     if solver == "qr":
         return orthogonal(x, alpha, gain)
     if solver == "pinv":
-        return pseudo(x, alpha, gain, max(x.shape[1:]) * torch.finfo(x.dtype).eps)[0]
+        return pseudo(x, alpha, gain, max(x.shape[1:]) * torch.finfo(x.dtype).eps)
     return cholesky(x, alpha, gain, inverse)
 
 
@@ -137,7 +137,7 @@ def _climb(
             pick(gain, todo, working),
         )
         if code == PINV:
-            factor, _ = pseudo(p, a, c, max(p.shape[1:]) * torch.finfo(working).eps)
+            factor = pseudo(p, a, c, max(p.shape[1:]) * torch.finfo(working).eps)
         elif code == QR:
             factor = orthogonal(p, a, c)
         else:
