@@ -137,7 +137,7 @@ def line(shape: tuple[int, ...], times: dict[str, float], label: str, names: Ite
     return f"{shape!s:28s} {label:8s} {base * 1e3:10.3f}{cells}"
 
 
-def ops(threads: int, seconds: float) -> list[dict[str, Any]]:
+def ops(threads: int, seconds: float, only: str | None = None) -> list[dict[str, Any]]:
     torch.set_num_threads(threads)
     rows = []
     print(f"\n{threads} thread(s): SDPA in ms, the others as multiples of it")
@@ -147,6 +147,8 @@ def ops(threads: int, seconds: float) -> list[dict[str, Any]]:
             + "".join(f"{n[:10]:>11s}" for n in methods if n != "sdpa")
         )
         for shape in shapes:
+            if only not in (None, str(shape)):
+                continue
             for position, grad in enumerate((False, True)):
                 times = compare(methods, shape, grad, seconds)
                 label = "fwd+bwd" if grad else "fwd"
@@ -254,11 +256,24 @@ def profile() -> list[dict[str, Any]]:
     return rows
 
 
+def merged(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """`old` with rows of the same shape, pass and threads replaced: each row is one comparison within one run."""
+
+    def key(row: dict[str, Any]) -> tuple[Any, ...]:
+        return (*row["shape"], row["pass"], row["threads"], "sigma_intention" in row["seconds"])
+
+    fresh = {key(row): row for row in new}
+    return [fresh.pop(key(row), row) for row in old] + list(fresh.values())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer repetitions")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--only", choices=["ops", "growth", "memory", "profile"], help="one part, the rest kept")
+    parser.add_argument(
+        "--shape", help='with --only ops: this shape again, e.g. "(64, 10, 10, 8, 1)"; other rows are kept'
+    )
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "ops.json")
     args = parser.parse_args()
     seconds = 0.5 if args.quick else 4.0
@@ -271,7 +286,10 @@ def main() -> None:
         "dtype": "float32",
     }
     parts: dict[str, Callable[[], Any]] = {
-        "ops": lambda: [row for threads in args.threads for row in ops(threads, seconds)],
+        "ops": lambda: merged(
+            kept.get("ops", []) if args.shape else [],
+            [row for threads in args.threads for row in ops(threads, seconds, args.shape)],
+        ),
         "growth": lambda: growth(seconds / 2),
         "memory": memory,
         "profile": profile,

@@ -1,6 +1,7 @@
 """The project's own parts: benchmark, tables, versions and links that must not rot."""
 
 import importlib.util
+import json
 import re
 from pathlib import Path
 
@@ -57,3 +58,30 @@ def test_commands_of_the_readme_are_targets():
     for page in ("README.md", "CONTRIBUTING.md"):
         for line in re.findall(r"make ([a-z ]+)", (ROOT / page).read_text()):
             assert set(line.split()) <= targets, line
+
+
+@pytest.mark.parametrize(
+    ("page", "name", "rows"),
+    [
+        ("README.md", "speed", 10),
+        ("docs/speed.md", "one thread", 20),
+        ("docs/speed.md", "two threads", 20),
+        ("docs/speed.md", "growth", 12),
+        ("docs/speed.md", "memory", 6),
+        ("docs/speed.md", "profile", 16),
+    ],
+)
+def test_the_tables_are_filled_from_the_benchmark(page, name, rows):
+    """`make bench`, then `python benchmarks/table.py`; the JSON and the pages are committed together."""
+    block = re.search(rf"<!-- {name} -->\n(.*?)<!-- end -->", (ROOT / page).read_text(), re.DOTALL)[1].strip()
+    table, result = load("table"), json.loads((ROOT / "benchmarks" / "results" / "ops.json").read_text())
+    made = {
+        "speed": table.short,
+        "one thread": lambda r: table.full(r, 1),
+        "two threads": lambda r: table.full(r, 2),
+        "growth": table.growth,
+        "memory": table.memory,
+        "profile": table.profile,
+    }[name](result)
+    assert block == made
+    assert len(block.splitlines()) == rows + 2

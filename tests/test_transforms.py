@@ -1,6 +1,7 @@
 """Every way torch has of differentiating, batching and compiling a call: values compared, not only shapes."""
 
 import copy
+import shutil
 import warnings
 
 import pytest
@@ -311,6 +312,7 @@ def test_compile_fullgraph(call, shape, full):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="inductor needs a C++ compiler")
 def test_compile_inductor_with_dynamic_shapes():
     q, k, v = draw((11, 7, 3, 5), lead=(2,), dtype=torch.float32)
     f = compiled(lambda q, k, v: F.intention(q * 2, k, v, alpha=0.5) + 1, dynamic=True)

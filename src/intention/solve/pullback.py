@@ -85,6 +85,8 @@ def _primal(p: Problem, grad: Tensor, invert: Invert, w: Tensor, needs: Needs, m
     if mode.refined:
         inside = mm(p.key.mT, _per_point(p.weight, mm(p.key, z)))
         z = z + invert(y - _per_element(p.gain, inside) - p.alpha.view(-1, 1, 1) * z)
+    whole = y if mode.deficient else None
+    del y  # its memory serves again below
     s = mm(p.key, z)  # S = K Z
     needs_weight, needs_gain = needs.weight and p.weight is not None, needs.gain and p.gain is not None
     key = weight = gain = rest = fitted = None
@@ -96,9 +98,11 @@ def _primal(p: Problem, grad: Tensor, invert: Invert, w: Tensor, needs: Needs, m
             key = _minus(_outer(rest, z), p.gain, s, w.mT)
         else:
             zw = _outer(z, w)
-            key = _minus(_outer(p.value, z), p.gain, p.key, zw + zw.mT)
-        if mode.deficient:
-            outside = y - mm(p.key.mT, _per_point(p.weight, s))  # what of Q'g no key reaches
+            both = zw + zw.mT
+            del zw
+            key = _minus(_outer(p.value, z), p.gain, p.key, both)
+        if whole is not None:
+            outside = whole - mm(p.key.mT, _per_point(p.weight, s))  # what of Q'g no key reaches
             key = key + _at_zero(p.alpha, _outer(mm(p.key, invert(w)), outside))
         key = _per_point(p.weight, key)
     if needs_weight and rest is not None:
