@@ -185,7 +185,7 @@ def _register(name: str, implementation: Any, fake: Any) -> Any:
 
 ridge_op = _register("ridge", _ridge, _ridge_fake)
 ridge_op.register_autograd(_ridge_grad, setup_context=_ridge_setup)
-ridge_backward_op = _register("ridge_backward", _ridge_backward, _ridge_backward_fake)
+_register("ridge_backward", _ridge_backward, _ridge_backward_fake)
 transform_op = _register("transform", _transform, _transform_fake)
 transform_op.register_autograd(_transform_grad, setup_context=_transform_setup)
-transform_backward_op = _register("transform_backward", _transform_backward, _transform_backward_fake)
+_register("transform_backward", _transform_backward, _transform_backward_fake)
