@@ -93,7 +93,7 @@ def sigma_intention(
         w = count[..., t, :]
         k = centre(key, w)[0] if intercept else key
         cov = covariance_of(k, alpha, w, covariance)
-        # around a constant near the answer: with one point that counts 1e-6, odds / sum has rounding of 1e-10 in its slope
+        # around a constant near the answer: for one point that counts 1e-6, the slope of odds / sum is off by 1e-10
         offset = centre(value, w)[1].detach()
         rows.append(naive.sigma_intention(query[..., t : t + 1, :], key, value - offset, cov, w, scale) + offset)
     return torch.cat(rows, -2)

@@ -1,8 +1,10 @@
 """Intention: least squares as a neural-network operation, beside attention."""
 
 import intention.solve.compiled  # noqa: F401 - registers the operators that torch.compile calls
-from intention import functional
+from intention import features, functional, kernels
+from intention.context import Context
+from intention.fitting import fit
 from intention.solve.ladder import AccuracyWarning
 
-__all__ = ["AccuracyWarning", "functional"]
+__all__ = ["AccuracyWarning", "Context", "features", "fit", "functional", "kernels"]
 __version__ = "0.1.0"

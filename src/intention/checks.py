@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 SOLVERS = ("auto", "primal", "dual", "qr", "pinv", "float64")
-COVARIANCES = ("ridge", "convex")
+COVARIANCES = ("ridge", "convex", "within")
 
 
 def shape(x: Tensor) -> str:
@@ -87,7 +87,70 @@ def choice(name: str, got: object, allowed: tuple[str, ...]) -> None:
 
 
 def covariance(got: object) -> None:
-    choice("covariance", got, COVARIANCES)
+    if not callable(got):
+        choice("covariance", got, COVARIANCES)
+
+
+def covariance_matrix(sigma: object, key: Tensor) -> None:
+    """What a callable covariance returned: (..., d, d), floating point, symmetric."""
+    d = key.shape[-1]
+    if not isinstance(sigma, Tensor) or not sigma.dtype.is_floating_point:
+        got = sigma.dtype if isinstance(sigma, Tensor) else type(sigma).__name__
+        raise TypeError(f"a covariance must return a floating-point tensor (..., d, d), got {got}")
+    if sigma.dim() < 2 or sigma.shape[-2:] != (d, d):
+        raise ValueError(f"a covariance must return (..., d, d) with d = {d} features, got {tuple(sigma.shape)}")
+    leading(key=key.shape[:-2], covariance=sigma.shape[:-2])
+    with torch.no_grad():
+        uneven, size = (sigma - sigma.mT).abs().amax(), sigma.abs().amax()
+        if sigma.numel() and bool(uneven > 1e-4 * size):
+            raise ValueError(
+                f"a covariance must return a symmetric matrix, got entries that differ by {uneven.item():.1e} from "
+                "their mirror images; return (sigma + sigma.mT) / 2 if that is what you mean"
+            )
+
+
+def one_hot(value: Tensor, keep: Tensor | None = None) -> None:
+    """Class labels as values: one 1 per row, 0 elsewhere. Rows that `keep` (..., N) leaves out may hold anything."""
+    ok = ((value == 0) | (value == 1)).all(-1) & (value.sum(-1) == 1)
+    if keep is not None:
+        ok = ok | ~keep
+    if not bool(ok.all()):
+        row = value.detach().expand(*ok.shape, value.shape[-1])[~ok][0].tolist()
+        raise ValueError(
+            f"covariance='within' and the classifiers need one-hot values (..., N, C), got a row {row}; use "
+            "torch.nn.functional.one_hot(labels, C).to(key.dtype)"
+        )
+
+
+def query(query: object, like: Tensor, mapped: bool) -> None:
+    """Queries (..., M, d) for points like (..., d); `mapped`: only features of the points are known, not their d."""
+    if not isinstance(query, Tensor):
+        raise TypeError(f"query must be a torch.Tensor, got {type(query).__name__}; use torch.as_tensor(query)")
+    if not query.dtype.is_floating_point:
+        raise TypeError(f"query must have a floating-point dtype, got {query.dtype}; use query.float()")
+    if query.dim() < 2 or (query.shape[-1] != like.shape[-1] and not mapped):
+        raise ValueError(
+            f"query must have shape (..., M, d) with d = {like.shape[-1]} features, got {tuple(query.shape)}"
+        )
+    if query.device != like.device:
+        raise ValueError(f"query is on {query.device} but the context is on {like.device}; move it with .to(device)")
+
+
+def same_features(key: Tensor, value: Tensor, old_key: Tensor, old_value: Tensor) -> None:
+    if key.shape[-1] != old_key.shape[-1] or value.shape[-1] != old_value.shape[-1]:
+        raise ValueError(
+            f"points must have d = {old_key.shape[-1]} features and k = {old_value.shape[-1]} values like those of the "
+            f"context, got key {shape(key)} and value {shape(value)}"
+        )
+    if key.device != old_key.device:
+        raise ValueError(f"key is on {key.device} but the context is on {old_key.device}; move it with .to(device)")
+
+
+def float64(device: torch.device) -> None:
+    if device.type == "mps":
+        raise ValueError(
+            "fitted contexts are computed in float64, which mps does not have; move the points with .cpu()"
+        )
 
 
 def solver(got: object, device: torch.device) -> None:

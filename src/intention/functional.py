@@ -10,7 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from intention import checks, layout, masks
+from intention import checks, estimated, layout, masks
+from intention.covariance import Covariance, on_keys
 from intention.per_query import linear_per_query, per_query
 from intention.prepare import (
     check_call,
@@ -124,7 +125,7 @@ def intention(
     alpha: float | Tensor | None = None,
     weight: Tensor | None = None,
     intercept: bool = False,
-    covariance: str = "ridge",
+    covariance: Covariance = "ridge",
     solver: str = "auto",
     return_info: bool = False,
 ) -> Tensor | tuple[Tensor, Info]:
@@ -152,7 +153,10 @@ def intention(
             0.5). 0 is the minimum-norm fit.
         weight: (..., N) sample weights >= 0. 0 leaves a point out.
         intercept: add an unregularised constant feature.
-        covariance: "ridge" is K'K + alpha I, "convex" is (1 - alpha) K'K + alpha I with alpha in [0, 1].
+        covariance: "ridge" is K'K + alpha I, "convex" is (1 - alpha) K'K + alpha I with alpha in [0, 1], "within" is
+            the scatter of the keys around the mean of their class + alpha I (values are one-hot). Or a callable
+            (key, value, weight) -> (..., d, d), symmetric and positive semidefinite, without alpha I; with an intercept
+            it sees centred keys. The last two are solved in float64.
         solver: "auto" picks the smaller Gram and climbs the accuracy ladder. "primal", "dual", "qr", "pinv" (minimum
             norm, tolerance of the dtype) and "float64" do just that, uncertified: they never read the host (torch's SVD
             in "pinv" excepted) and give NaN where the factorisation fails.
@@ -180,13 +184,20 @@ def intention(
     call = prepare(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa, alpha, weight, covariance, solver)
     inputs, counted = call.inputs, call.counted
     queries_differ = is_causal or counted.per_query is not None
-    if counted.keep is not None and (intercept or queries_differ):
+    own_sigma = not on_keys(covariance)
+    if own_sigma:
+        estimated.check_estimated(covariance, solver, queries_differ, inputs.value, counted.seen())
+    if counted.keep is not None and (intercept or queries_differ or own_sigma):
         inputs = weigh_mask(inputs, counted.keep)
     if call.empty:
         out, report = call.zeros()
+    elif own_sigma and not queries_differ:
+        out, report = estimated.predict_shared(inputs, covariance, intercept, solver, scale)
     elif queries_differ:
 
         def solve(part: Problem, trusted: bool) -> tuple[Tensor, Report]:
+            if own_sigma:
+                return estimated.predict_each(part, covariance, intercept, solver, scale)
             plan = Plan(is_dual(solver, part.key), intercept, scale)
             out, packed = ridge(part, plan, solver, trusted)
             return out, unpack(packed, plan.dual, out.dtype)
@@ -215,7 +226,7 @@ def sigma_intention(
     alpha: float | Tensor | None = None,
     weight: Tensor | None = None,
     intercept: bool = False,
-    covariance: str = "ridge",
+    covariance: Covariance = "ridge",
     solver: str = "auto",
     return_info: bool = False,
 ) -> Tensor | tuple[Tensor, Info]:
@@ -237,19 +248,27 @@ def sigma_intention(
         inputs = inputs._replace(query=inputs.query * float(scale))
     keys = inputs.key
     weighed = inputs if counted.keep is None else weigh_mask(inputs, counted.keep)
+    queries_differ = is_causal or counted.per_query is not None
+    own_sigma = not on_keys(covariance)
+    if own_sigma:
+        estimated.check_estimated(covariance, solver, queries_differ, inputs.value, counted.seen())
     if call.empty:
         out, report = call.zeros()
         out = call.result(out)
         return (out, _info(call.report(report))) if return_info else out
-    if is_causal or counted.per_query is not None:
+    if queries_differ:
 
         def solve(part: Problem, trusted: bool) -> tuple[Tensor, Report]:
+            if own_sigma:
+                return estimated.transform(part, covariance, intercept, solver)
             centred = part.expanded().centred()[0] if intercept else part
             points = Points(part.query, centred.key, part.weight, part.alpha, part.gain)
             out, packed = transform(points, transform_solver(solver), trusted)
             return out, unpack(packed, False, out.dtype)
 
         moved, report = per_query(weighed, counted.per_query, solve)
+    elif own_sigma:
+        moved, report = estimated.transform(weighed, covariance, intercept, solver)
     else:
         if intercept:
             keys = centred_key(weighed, counted.keep)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from intention import checks, layout, masks
+from intention.covariance import Covariance, default_alpha, gain_of, largest_alpha
 from intention.layout import Inputs
 from intention.masks import Counted
 from intention.solve.ladder import Report, unpack
@@ -32,7 +33,7 @@ def check_call(
 
 
 def plain_problem(
-    query: Tensor, key: Tensor, value: Tensor, alpha: float | Tensor | None, covariance: str, solver: str
+    query: Tensor, key: Tensor, value: Tensor, alpha: float | Tensor | None, covariance: Covariance, solver: str
 ) -> Problem | None:
     """The common call needs no broadcasting, casting or folding: flat views, in a quarter of the time of `prepare`."""
     checks.points(query, key, value)
@@ -44,7 +45,7 @@ def plain_problem(
     if 0 in query.shape or 0 in value.shape:
         return None
     checks.solver(solver, query.device)
-    number = _alpha_number(alpha, covariance)
+    number = alpha_of(alpha, covariance)
     return Problem(query, key, value, None, key.new_full((math.prod(lead),), number), None)
 
 
@@ -82,7 +83,7 @@ def prepare(
     gqa: bool,
     alpha: float | Tensor | None,
     weight: Tensor | None,
-    covariance: str,
+    covariance: Covariance,
     solver: str,
 ) -> Prepared:
     """Check, cast to the working precision, split grouped heads, and read masks, weights, dropout and covariance."""
@@ -137,21 +138,23 @@ def _common_dtype(*tensors: Tensor) -> torch.dtype:
     return dtype
 
 
-def _regulariser(alpha: float | Tensor | None, covariance: str, like: Tensor) -> tuple[float | Tensor, Tensor | None]:
+def _regulariser(
+    alpha: float | Tensor | None, covariance: Covariance, like: Tensor
+) -> tuple[float | Tensor, Tensor | None]:
     """(alpha, c) of Sigma = c K'K + alpha I; c = 1 - alpha for the convex covariance, else None."""
     if not isinstance(alpha, Tensor):
-        alpha = _alpha_number(alpha, covariance)
-    if covariance == "ridge":
-        return alpha, None
-    if not isinstance(alpha, Tensor):
+        alpha = alpha_of(alpha, covariance)
+        if covariance != "convex":
+            return alpha, None
         alpha = torch.tensor(alpha, dtype=like.dtype, device=like.device)
-    return alpha, 1 - alpha
+    return alpha, gain_of(alpha, covariance)
 
 
-def _alpha_number(alpha: float | None, covariance: str) -> float:
+def alpha_of(alpha: float | None, covariance: Covariance) -> float:
+    """A number, checked; None is the default of the covariance."""
     if alpha is None:
-        return 1.0 if covariance == "ridge" else 0.5
-    checks.alpha_number(alpha, 1.0 if covariance == "convex" else math.inf)
+        return default_alpha(covariance)
+    checks.alpha_number(alpha, largest_alpha(covariance))
     return float(alpha)
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from intention.solve import transform
+from intention.solve import inverse, transform
 from intention.solve.batch import backward_batch, solve_batch
 from intention.solve.doors import gather_batch, scatter_batch
 from intention.solve.ladder import REFINED, pack, unpack
@@ -168,6 +168,23 @@ def _transform_grad(ctx: Any, grad: Any, *_: Any) -> Any:
     return *(None if x is None else g for x, g in zip(tensors, grads, strict=True)), *(None,) * 5
 
 
+def _inverse(matrix: Tensor, weight: Opt, alpha: Tensor, gain: Opt, quiet: bool) -> tuple[Tensor, Tensor, Tensor]:
+    return _plain(*inverse.inverse_batch(matrix, weight, alpha, gain, quiet))  # type: ignore[return-value]
+
+
+def _inverse_fake(matrix: Any, weight: Any, alpha: Any, gain: Any, quiet: Any) -> Any:
+    batch = matrix.shape[0]
+    return matrix.new_empty(matrix.shape), matrix.new_empty(batch), matrix.new_empty(batch, 3)
+
+
+def _inverse_setup(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.save_for_backward(*inputs[:4], output[0], output[2])
+
+
+def _inverse_grad(ctx: Any, grad: Any, grad_logdet: Any, _: Any) -> Any:
+    return *inverse.pull(grad, grad_logdet, *ctx.saved_tensors), None
+
+
 def _batched(op: Any) -> Any:
     def rule(info: Any, in_dims: Any, *args: Any) -> Any:
         out = op(*(gather_batch(a, d, info.batch_size) for a, d in zip(args, in_dims, strict=True)))
@@ -189,3 +206,5 @@ _register("ridge_backward", _ridge_backward, _ridge_backward_fake)
 transform_op = _register("transform", _transform, _transform_fake)
 transform_op.register_autograd(_transform_grad, setup_context=_transform_setup)
 _register("transform_backward", _transform_backward, _transform_backward_fake)
+inverse_op = _register("inverse", _inverse, _inverse_fake)
+inverse_op.register_autograd(_inverse_grad, setup_context=_inverse_setup)

@@ -43,6 +43,11 @@ def gradient_free(*tensors: Tensor | None) -> bool:
     return not _transforms_active() and getattr(forward_ad, "_current_level", 0) < 0
 
 
+def eager() -> bool:
+    """Values can be looked at: nothing is being compiled, batched or transformed."""
+    return not (torch.compiler.is_compiling() or _transforms_active())
+
+
 def unobserved() -> bool:
     """Nothing records or batches what is computed now, so a tensor that is ours may be changed in place."""
     return not (torch.is_grad_enabled() or _transforms_active())

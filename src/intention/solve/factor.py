@@ -67,7 +67,7 @@ def cholesky(x: Tensor, alpha: Tensor, gain: Tensor | None, inverse: bool) -> Fa
     ratio = largest / (pivot * pivot)
     matrix = lower
     if inverse:
-        matrix = _inverse(lower, failed)
+        matrix = inverse_of_lower(lower, failed)
         ratio = torch.maximum(ratio, largest * matrix.diagonal(0, -2, -1).amax(-1))
     elif lower.shape[-1] > PROBED:
         ratio = torch.maximum(ratio, largest * _probe(lower))
@@ -128,7 +128,7 @@ def sigma_times(x: Tensor, alpha: Tensor, gain: Tensor | None, b: Tensor) -> Ten
     return product + alpha.view(-1, 1, 1) * b
 
 
-def _inverse(lower: Tensor, failed: Tensor) -> Tensor:
+def inverse_of_lower(lower: Tensor, failed: Tensor) -> Tensor:
     """Sigma^-1 from L. Elements that failed get some finite number: their ratio already says so."""
     lower.diagonal(0, -2, -1).masked_fill_(
         failed.unsqueeze(1), 1.0

@@ -1,0 +1,443 @@
+"""A context, fitted once and used many times: predictions, variance, leave-one-out, and points that come and go."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from intention import checks, points, storage
+from intention.covariance import Covariance, gain_of, is_named, matrix_of, on_keys
+from intention.features import Features
+from intention.functional import Info
+from intention.kernels import BoundKernel, Custom
+from intention.lazy import lazy
+from intention.solve.constrained import Constraint, constrained
+from intention.solve.doors import eager
+from intention.solve.ladder import TOLERATED, Report, warn_inaccurate
+from intention.solve.stats import Stats
+from intention.solve.transform import solve_points
+from intention.systems import Dual, Inner, Primal, Rule
+
+# An estimated error above this is worth another look at the points themselves, whose condition is not squared.
+DOUBTFUL = {torch.float64: 1e-9}
+DOUBTFUL_ELSEWHERE = 1e-6
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class Context:
+    """What `fit` returns. Nothing is changed in place: `add`, `remove`, `merge`, ... give a new Context."""
+
+    key: Tensor | None  # (..., N, d) the points, in the dtype they came in; None where only sums are kept
+    value: Tensor | None  # (..., N, k)
+    weight: Tensor | None  # (..., N)
+    stats: Stats | None  # the sums, where points came or went, or are not kept
+    alpha: Tensor  # (...) float64
+    fits_intercept: bool
+    covariance: Covariance
+    kernel: BoundKernel | None
+    features: Features | Callable[[Tensor], Tensor] | None
+    dtype: torch.dtype
+    matrix: Tensor | None = None  # what a callable covariance estimated, where the points are not kept
+    constraints: tuple[Constraint, ...] = ()
+
+    # -- answers ------------------------------------------------------------------------------------------------------
+
+    def __call__(self, query: Tensor) -> Tensor:
+        """Predictions (..., M, k) for queries (..., M, d)."""
+        query, dtype = self._query(query)
+        if self.kernel is not None:
+            return self._system.predict(query).to(dtype)
+        w, mean_key, mean_value, _ = self._linear
+        if mean_key is None or mean_value is None:
+            return (query @ w).to(dtype)
+        return ((query - mean_key) @ w + mean_value).to(dtype)
+
+    @property
+    def w(self) -> Tensor:
+        """The weights (..., d, k) of a linear fit; of one with features, those of the features."""
+        if self.kernel is not None:
+            raise ValueError(
+                f"a fit with kernel {self.kernel.name!r} has no w in the space of the keys; call the context on "
+                "queries, or use features='nystroem'"
+            )
+        return self._linear[0].to(self.dtype)
+
+    @property
+    def intercept(self) -> Tensor:
+        """The constant (..., k) of a linear fit; 0 where none was asked for."""
+        w, mean_key, mean_value, _ = self._linear
+        if mean_key is None or mean_value is None:
+            return torch.zeros_like(w[..., 0, :]).to(self.dtype)
+        return (mean_value - mean_key @ w).squeeze(-2).to(self.dtype)
+
+    def variance(self, query: Tensor, noise: bool = False) -> Tensor:
+        """The posterior variance (..., M) of a prediction: alpha q Sigma^-1 q' (prior variance 1, noise alpha).
+
+        `noise=True` is the variance of an observation: alpha more. The intercept has a flat prior. For the convex
+        covariance the noise is alpha / (1 - alpha), which is the ridge it is a multiple of.
+        """
+        self._unconstrained("variance")
+        query, dtype = self._query(query)
+        level = self.alpha if self._gain is None else self.alpha / self._gain
+        out = self._certified.spread(query)
+        if self.fits_intercept:
+            out = out + (level / self._count)[..., None]
+        return (out + level[..., None] if noise else out).to(dtype)
+
+    def leverage(self) -> Tensor:
+        """How much each point pulls its own prediction, df_i/dv_i (..., N)."""
+        self._unconstrained("leverage")
+        key, _, weight = self._need_points("leverage")
+        self._need_closed_form("leverage")
+        system = self._certified
+        return (system.leverage() if isinstance(system, Dual) else system.leverage(key, weight)).to(self.dtype)
+
+    def leave_one_out(self) -> Tensor:
+        """v_i minus the prediction of the fit without point i, (..., N, k), in closed form."""
+        self._unconstrained("leave_one_out")
+        key, value, weight = self._need_points("leave_one_out")
+        self._need_closed_form("leave_one_out")
+        system = self._certified
+        if isinstance(system, Dual):
+            return system.leave_one_out().to(self.dtype)
+        return system.leave_one_out(key, value, weight).to(self.dtype)
+
+    def describe(self) -> Info:
+        """Route (an index into `functional.ROUTES`), condition and estimated relative error of the fit (...)."""
+        report = self._system.report if self.kernel is not None else self._linear[3]
+        return Info(report.route.to(torch.int8), report.condition, report.error)
+
+    # -- points that come and go --------------------------------------------------------------------------------------
+
+    def add(self, key: Tensor, value: Tensor, weight: Tensor | None = None) -> Context:
+        """The context with more points, (..., n, d) and (..., n, k), without fitting it anew."""
+        self._check_points(key, value, weight)
+        self._need_sums("add")
+        more = self._points_with(key, value, weight) if self.key is not None else {}
+        return dataclasses.replace(self, **more, stats=self._sums_with(key, value, weight))
+
+    def remove(self, key: Tensor, value: Tensor, weight: Tensor | None = None) -> Context:
+        """The context without some of its points. Where points are kept they must be there, each as often as given
+        (and, with `weight`, with that weight); where only sums are, what is left must be possible.
+        """
+        self._check_points(key, value, weight)
+        self._need_sums("remove")
+        if self.key is None:
+            return self._remove_sums(key, value, weight)
+        left, gone = points.split(self._points, (key, value, weight))
+        n, d = left[0].shape[-2:]
+        stats = None
+        if self.stats is not None and n >= d:
+            stats, _ = self.stats.remove(self._stats_of(*gone))
+        return dataclasses.replace(self, key=left[0], value=left[1], weight=left[2], stats=stats)
+
+    def merge(self, other: Context) -> Context:
+        """One context of the points of both, which may have been fitted apart."""
+        self._check_same(other)
+        self._need_sums("merge")
+        dtype = torch.promote_types(self.dtype, other.dtype)
+        if self.key is None or other.key is None:
+            lost = dict.fromkeys(("key", "value", "weight"))
+            return dataclasses.replace(self, **lost, dtype=dtype, stats=self._sums.merge(other._sums))  # type: ignore[arg-type]
+        assert other.value is not None
+        both = self._points_with(other.key, other.value, other.weight)
+        stats = self._sums.merge(other._sums) if self._wants_sums(self.key.shape[-2] + other.key.shape[-2]) else None
+        return dataclasses.replace(self, **both, dtype=dtype, stats=stats)
+
+    def forget(self, gamma: float | Tensor) -> Context:
+        """Every point so far counts `gamma` times what it did; 0 < gamma <= 1, a number or a tensor (...)."""
+        self._need_sums("forget")
+        if not isinstance(gamma, Tensor):
+            checks.number("gamma", gamma)
+            gamma = torch.tensor(float(gamma), dtype=torch.float64, device=self.device)
+        if eager() and not bool(((gamma > 0) & (gamma <= 1)).all()):
+            raise ValueError(f"gamma must be in (0, 1], got {gamma.detach()}; 1 forgets nothing, 0.9 a tenth per call")
+        gamma = gamma.double()
+        weight = None
+        if self.key is not None:
+            weight = self.key.new_ones(self.key.shape[:-1]) if self.weight is None else self.weight
+            weight = weight.double() * gamma[..., None]
+        return dataclasses.replace(self, weight=weight, stats=None if self.stats is None else self.stats.forget(gamma))
+
+    def without_points(self) -> Context:
+        """The same fit, kept as sums alone."""
+        if self.kernel is not None:
+            raise ValueError("a kernel fit is made of its points; use features='nystroem' to keep sums")
+        matrix = None
+        if not is_named(self.covariance):
+            self._system  # noqa: B018 - estimates
+            matrix = self._system.matrix  # type: ignore[union-attr]
+        return dataclasses.replace(self, key=None, value=None, weight=None, stats=self._sums, matrix=matrix)
+
+    def constrain(self, normal: Tensor, bound: float | Tensor, kind: str = "ge") -> Context:
+        """The fit under constraints on each column of w: C'w >= c ("ge") or C'w = c ("eq").
+
+        normal: C (..., d, p). bound: c, a number or a tensor that broadcasts to (..., p, k); one of shape (p,) holds
+        for every column. They add to the constraints that are there. ValueError when they cannot all hold.
+        """
+        if self.kernel is not None:
+            raise ValueError(
+                "a kernel fit has no w to constrain; use features='nystroem', whose w is that of the features"
+            )
+        constraint = Constraint.of(normal, bound, kind, self._linear[0])
+        return dataclasses.replace(self, constraints=(*self.constraints, constraint))
+
+    # -- keeping ------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """All there is as plain tensors, detached; `Context.from_state_dict` takes them back."""
+        return storage.state_dict(self)
+
+    @staticmethod
+    def from_state_dict(state: dict[str, Tensor]) -> Context:
+        return Context(**storage.fields(state))
+
+    def save(self, path: str | PathLike) -> None:
+        """Write a safetensors file (extra `safetensors`)."""
+        storage.save(self.state_dict(), path)
+
+    @staticmethod
+    def load(path: str | PathLike) -> Context:
+        return Context.from_state_dict(storage.load(path))
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def __repr__(self) -> str:
+        n = "sums" if self.key is None else f"N={self.key.shape[-2]}"
+        space = f", kernel={self.kernel.name}" if self.kernel is not None else ""
+        name = self.covariance if isinstance(self.covariance, str) else "callable"
+        return f"Context({n}, lead={self.lead}, covariance={name}{space}, intercept={self.fits_intercept})"
+
+    @property
+    def device(self) -> torch.device:
+        return self.alpha.device if self.key is None else self.key.device
+
+    @property
+    def lead(self) -> tuple[int, ...]:
+        """The leading dimensions of the fit, those of alpha aside."""
+        if self.key is None or self.value is None:
+            assert self.stats is not None
+            return checks.leading(key=self.stats.scatter.shape[:-2], value=self.stats.cross.shape[:-2])
+        weight = () if self.weight is None else self.weight.shape[:-1]
+        return checks.leading(key=self.key.shape[:-2], value=self.value.shape[:-2], weight=weight)
+
+    @property
+    def _gain(self) -> Tensor | None:
+        return gain_of(self.alpha, self.covariance)
+
+    @property
+    def _points(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        assert self.key is not None
+        assert self.value is not None
+        return self.key, self.value, self.weight
+
+    def _mapped(self, x: Tensor) -> Tensor:
+        """Points in the space of the fit, in float64. A map of the user's own is called in the dtype that came."""
+        if self.features is None:
+            return x.double()
+        return self.features(x.double() if isinstance(self.features, Features) else x).double()
+
+    def _stats_of(self, key: Tensor, value: Tensor, weight: Tensor | None) -> Stats:
+        return Stats.of(self._mapped(key), value, weight)
+
+    @lazy
+    def _wide(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        key, value, weight = self._points
+        return self._mapped(key), value.double(), None if weight is None else weight.double()
+
+    @lazy
+    def _sums(self) -> Stats:
+        return Stats.of(*self._wide) if self.stats is None else self.stats
+
+    @property
+    def _count(self) -> Tensor:
+        system = self._system
+        return system.inner.count if isinstance(system, Dual) else system.stats.total
+
+    @lazy
+    def _system(self) -> Primal | Dual:
+        """The normal equations, in the smaller form. Which one depends on what is kept, so a saved context agrees."""
+        rule = Rule(self.alpha, self._gain, self.fits_intercept, self.covariance, quiet=self._may_look_again)
+        if self.kernel is not None:
+            return self._kernel_system(rule)
+        if self.key is not None and self.stats is None and is_named(self.covariance):
+            key, value, weight = self._wide
+            if key.shape[-2] < key.shape[-1] and (on_keys(self.covariance) or bool((self.alpha > 0).all())):
+                return Dual(Inner(key, weight, rule.intercept, None), value, weight, rule)
+        matrix = self.matrix
+        if not is_named(self.covariance) and matrix is None:
+            key, value, weight = self._points
+            seen = self._mapped(key).to(key.dtype)
+            if self.fits_intercept:
+                seen = (seen.double() - self._sums.mean_key.unsqueeze(-2)).to(key.dtype)
+            matrix = matrix_of(self.covariance, seen, value, weight)
+        return Primal(self._sums, rule, matrix)
+
+    def _kernel_system(self, rule: Rule) -> Dual:
+        assert self.kernel is not None
+        if self.covariance == "within" and eager() and not bool((self.alpha > 0).all()):
+            raise ValueError("a kernel with covariance='within' needs alpha > 0: its Sigma is never of full rank")
+        key, value, weight = self._wide
+        custom = isinstance(self.kernel.kernel, Custom)
+        kernel = _Cast(self.kernel, self._points[0].dtype) if custom else self.kernel
+        return Dual(Inner(key, weight, rule.intercept, kernel), value, weight, rule)
+
+    @property
+    def _may_look_again(self) -> bool:
+        return self.key is not None and self.kernel is None and on_keys(self.covariance) and eager()
+
+    @property
+    def _certified(self) -> Primal | Dual:
+        """The system, for answers that have nothing but it: a doubtful one is warned of."""
+        if self._may_look_again:
+            warn_inaccurate(self._system.report)
+        return self._system
+
+    @lazy
+    def _linear(self) -> tuple[Tensor, Tensor | None, Tensor | None, Report]:
+        """(w, mean of keys, mean of values, report), float64."""
+        system = self._system
+        mean_key = system.inner.mean if isinstance(system, Dual) else system.mean_key
+        w, report = system.w, system.report
+        limit = DOUBTFUL.get(self.dtype, DOUBTFUL_ELSEWHERE)
+        if self._may_look_again and not bool((report.error < limit).all()):
+            key, value, weight = self._wide
+            if mean_key is not None and system.mean_value is not None:
+                key, value = key - mean_key, value - system.mean_value
+            w, report = solve_points(key, value, weight, self.alpha, self._gain)
+            w, report = self._under_constraints(w), report
+        elif self.constraints:
+            w = self._under_constraints(w)
+        return w, mean_key, system.mean_value, report
+
+    def _under_constraints(self, w: Tensor) -> Tensor:
+        if not self.constraints:
+            return w
+        if eager() and not bool((self._system.report.error < TOLERATED).all() & (self.alpha > 0).all()):
+            if not bool(torch.isfinite(self._system.report.error).all()):
+                return w
+            raise ValueError(
+                "constraints need a Sigma that can be inverted, got condition "
+                f"{self._system.report.condition.amax().item():.1e}; use alpha > 0, or a larger one"
+            )
+        return constrained(w, self._system.solve, self.constraints)
+
+    def _query(self, query: Tensor) -> tuple[Tensor, torch.dtype]:
+        like = self._sums.mean_key if self.key is None else self.key
+        checks.query(query, like, self.features is not None and self.key is None)
+        dtype = torch.promote_types(query.dtype, self.dtype)
+        if self.kernel is not None:
+            return query.double(), dtype
+        return self._mapped(query), dtype
+
+    def _check_points(self, key: Tensor, value: Tensor, weight: Tensor | None) -> None:
+        checks.points(key, key, value)
+        if self.key is not None:
+            checks.same_features(key, value, *self._points[:2])
+        elif self.features is None:
+            assert self.stats is not None
+            checks.same_features(key, value, self.stats.mean_key, self.stats.mean_value)
+        if weight is not None:
+            checks.weight(weight, key.device, key.shape[-2])
+        if self.covariance == "within" and eager():
+            checks.one_hot(value)
+
+    def _points_with(self, key: Tensor, value: Tensor, weight: Tensor | None) -> dict[str, Tensor | None]:
+        return dict(zip(("key", "value", "weight"), points.join(self._points, (key, value, weight)), strict=True))
+
+    def _wants_sums(self, n: int) -> bool:
+        """Whether n points are better kept as d x d sums than as an N x N system."""
+        if self.kernel is not None or self.key is None:
+            return self.kernel is None
+        return self.stats is not None or self.features is not None or n >= self.key.shape[-1]
+
+    def _sums_with(self, key: Tensor, value: Tensor, weight: Tensor | None) -> Stats | None:
+        n = 0 if self.key is None else self.key.shape[-2] + key.shape[-2]
+        return self._sums.merge(self._stats_of(key, value, weight)) if self._wants_sums(n) else None
+
+    def _remove_sums(self, key: Tensor, value: Tensor, weight: Tensor | None) -> Context:
+        assert self.stats is not None
+        stats, impossible = self.stats.remove(self._stats_of(key, value, weight))
+        if eager() and bool(impossible.any()):
+            raise ValueError(
+                f"these {key.shape[-2]} points cannot have been in the context: without them its K'K would have a "
+                "negative direction; remove only what was added, with the same weight (and gamma of `forget`)"
+            )
+        return dataclasses.replace(self, stats=stats)
+
+    def _check_same(self, other: Context) -> None:
+        """Contexts that are fitted the same way can be merged."""
+        if not isinstance(other, Context):
+            raise TypeError(f"merge takes another Context, got {type(other).__name__}; use add(key, value) for points")
+        if self.device != other.device:
+            raise ValueError(f"the contexts are on {self.device} and {other.device}; fit them on one device")
+        if self.constraints or other.constraints:
+            raise ValueError("merge the contexts first, then constrain the one that comes of it")
+        for name in ("covariance", "fits_intercept"):
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if mine != theirs:
+                raise ValueError(
+                    f"contexts of different {name.removeprefix('fits_')} cannot be merged: {mine}, {theirs}"
+                )
+        if self.alpha.shape != other.alpha.shape or not torch.equal(self.alpha, other.alpha):
+            raise ValueError(
+                "contexts of different alpha cannot be merged; fit both with the same, e.g. alpha=other.alpha"
+            )
+        for name in ("kernel", "features"):
+            if not _equal(getattr(self, name), getattr(other, name)):
+                raise ValueError(
+                    f"contexts of different {name} cannot be merged; pass the bound one: fit(..., {name}=first.{name})"
+                )
+
+    def _need_points(self, what: str) -> tuple[Tensor, Tensor, Tensor | None]:
+        if self.key is None:
+            raise ValueError(f"{what} needs the points, and this context keeps sums only; fit with keep_points=True")
+        return self._wide
+
+    def _need_closed_form(self, what: str) -> None:
+        if not on_keys(self.covariance):
+            name = self.covariance if isinstance(self.covariance, str) else "a callable"
+            raise ValueError(
+                f"{what} has a closed form for covariance 'ridge' and 'convex', where a point changes Sigma by one "
+                f"rank; got {name}"
+            )
+
+    def _need_sums(self, what: str) -> None:
+        if not is_named(self.covariance):
+            raise ValueError(
+                f"{what} is not possible with a callable covariance, which is no sum over points; fit anew"
+            )
+
+    def _unconstrained(self, what: str) -> None:
+        if self.constraints:
+            raise ValueError(f"{what} is not known in closed form under constraints; ask the unconstrained context")
+
+
+class _Cast:
+    """A kernel of the user's own, called in the dtype the points came in."""
+
+    def __init__(self, kernel: BoundKernel, dtype: torch.dtype) -> None:
+        self.kernel, self.dtype = kernel, dtype
+
+    def __call__(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.kernel(x.to(self.dtype), y.to(self.dtype)).double()
+
+    def diagonal(self, x: Tensor) -> Tensor:
+        return self.kernel.diagonal(x.to(self.dtype)).double()
+
+
+def _equal(a: Any, b: Any) -> bool:
+    """Whether two bound kernels, or two feature maps, are the same function."""
+    if a is b or a is None or b is None:
+        return a is b
+    stored = isinstance(a, (BoundKernel, Features)) and type(a) is type(b) and a.name == b.name
+    if not stored or getattr(getattr(a, "kernel", None), "name", "") == Custom.name or a.settings() != b.settings():
+        return False
+    mine, theirs = a.state(), b.state()
+    return mine.keys() == theirs.keys() and all(torch.equal(x, theirs[name]) for name, x in mine.items())

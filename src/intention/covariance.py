@@ -1,0 +1,73 @@
+"""Sigma, the estimator at the heart of a fit: by name, or a function of the user's own.
+
+    ridge     K'WK + alpha I
+    convex    (1 - alpha) K'WK + alpha I, alpha in [0, 1]; at 1 it is linear attention
+    within    X'WX + alpha I with X the keys minus the mean of their class (values are one-hot): the LDA of the paper
+    callable  f(key, value, weight) + alpha I with f (..., d, d), symmetric and positive semidefinite
+
+The named ones work on points, so that a fit may choose the d x d or the N x N form; a callable is a d x d matrix.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from intention import checks
+
+Covariance = str | Callable[[Tensor, Tensor, Tensor | None], Tensor]
+
+
+def is_named(covariance: Covariance) -> bool:
+    """Whether this is one of the three names; anything but a name or a callable raises."""
+    checks.covariance(covariance)
+    return isinstance(covariance, str)
+
+
+def on_keys(covariance: Covariance) -> bool:
+    """Whether Sigma is made of the same keys as K'V: then the solver needs the keys alone."""
+    return covariance in ("ridge", "convex")
+
+
+def default_alpha(covariance: Covariance) -> float:
+    return 0.5 if covariance == "convex" else 1.0
+
+
+def largest_alpha(covariance: Covariance) -> float:
+    return 1.0 if covariance == "convex" else math.inf
+
+
+def gain_of(alpha: Tensor, covariance: Covariance) -> Tensor | None:
+    """c of Sigma = c S + alpha I; None is 1."""
+    return 1 - alpha if covariance == "convex" else None
+
+
+def class_shares(value: Tensor, weight: Tensor | None) -> Tensor:
+    """(..., C, N): what each point contributes to the mean of each class; a class without points has none."""
+    mass = value.mT if weight is None else value.mT * weight.unsqueeze(-2)
+    total = mass.sum(-1, keepdim=True)
+    return mass / torch.where(total > 0, total, 1.0)
+
+
+def deviations(x: Tensor, value: Tensor, weight: Tensor | None) -> Tensor:
+    """The rows of x (..., N, anything) minus the mean of their class.
+
+    >>> x, labels = torch.tensor([[1.0], [3.0], [10.0]]), torch.tensor([[1.0, 0], [1, 0], [0, 1]])
+    >>> deviations(x, labels, None).flatten().tolist()
+    [-1.0, 1.0, 0.0]
+    """
+    for _ in range(2):  # the second pass removes the rounding of the first means
+        x = x - value @ (class_shares(value, weight) @ x)
+    return x
+
+
+def matrix_of(covariance: Covariance, key: Tensor, value: Tensor, weight: Tensor | None) -> Tensor:
+    """What a callable estimates, checked, in float64."""
+    assert callable(covariance)
+    sigma = covariance(key, value, weight)
+    checks.covariance_matrix(sigma, key)
+    sigma = sigma.double()
+    return (sigma + sigma.mT) / 2

@@ -1,0 +1,82 @@
+"""Intention with a Sigma that is not made of the keys themselves: within-class, or a callable. Computed in float64."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from intention import checks, layout
+from intention.covariance import Covariance, is_named
+from intention.layout import Inputs
+from intention.prepare import is_dual
+from intention.solve.ladder import Report
+from intention.solve.problem import Problem
+from intention.systems import Dual, Primal, Rule, linear_system
+
+SOLVERS = ("auto", "primal", "dual", "float64")
+
+
+def check_estimated(
+    covariance: Covariance, solver: str, queries_differ: bool, value: Tensor, keep: Tensor | None
+) -> None:
+    """What a covariance of its own cannot do."""
+    if solver not in SOLVERS:
+        raise ValueError(
+            f"solver={solver!r} works on the keys alone, so on covariance 'ridge' and 'convex'; use one of {SOLVERS}"
+        )
+    if is_named(covariance):
+        if not torch.compiler.is_compiling():
+            checks.one_hot(value, keep)
+        return
+    if solver == "dual":
+        raise ValueError("a callable covariance is a d x d matrix, which has no dual form; use solver='auto'")
+    if queries_differ:
+        raise ValueError(
+            "a callable covariance is estimated once for all queries, so it cannot be causal or masked query by query; "
+            "use 'ridge', 'convex' or 'within'"
+        )
+
+
+def system_of(inputs: Inputs | Problem, covariance: Covariance, intercept: bool, solver: str) -> Primal | Dual:
+    """The linear system of a call, with the leading dimensions of its context."""
+    checks.float64(inputs.key.device)
+    _, key, value, weight, alpha, gain = inputs
+    if not isinstance(alpha, Tensor):
+        alpha = torch.tensor(alpha, dtype=torch.float64, device=key.device)
+    dual = is_named(covariance) and is_dual(solver, key)
+    if dual and not torch.compiler.is_compiling():
+        dual = bool((alpha > 0).all())  # the dual of another Sigma than that of the keys divides by alpha
+    rule = Rule(alpha.double(), None if gain is None else gain.double(), intercept, covariance)
+    return linear_system(key.double(), value.double(), None if weight is None else weight.double(), rule, dual)
+
+
+def predict_shared(
+    inputs: Inputs, covariance: Covariance, intercept: bool, solver: str, scale: float
+) -> tuple[Tensor, Report]:
+    """Q Sigma^-1 K'WV"""
+    system = system_of(inputs, covariance, intercept, solver)
+    out = system.predict(inputs.query.double())
+    if scale != 1:
+        mean = 0.0 if system.mean_value is None else system.mean_value
+        out = mean + scale * (out - mean)
+    lead = layout.context_lead(inputs)
+    return out, Report(*(x.to(inputs.key.dtype).expand(lead) for x in system.report))
+
+
+def predict_each(
+    part: Problem, covariance: Covariance, intercept: bool, solver: str, scale: float
+) -> tuple[Tensor, Report]:
+    """The same for a flat batch of problems of one query each."""
+    part = part.expanded()
+    inputs = Inputs(part.query, part.key, part.value, part.weight, part.alpha, part.gain)
+    out, report = predict_shared(inputs, covariance, intercept, solver, scale)
+    return out.to(part.query.dtype), report
+
+
+def transform(inputs: Inputs | Problem, covariance: Covariance, intercept: bool, solver: str) -> tuple[Tensor, Report]:
+    """Q Sigma^-1"""
+    if isinstance(inputs, Problem):
+        inputs = inputs.expanded()
+    system = system_of(inputs, covariance, intercept, solver)
+    moved = system.solve(inputs.query.double().mT).mT.to(inputs.query.dtype)
+    return moved, Report(*(x.to(inputs.key.dtype) for x in system.report))

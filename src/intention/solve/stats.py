@@ -1,0 +1,103 @@
+"""A context as sums: what is enough to fit, to add points, to take them away and to join contexts.
+
+Sums are kept around the mean, in float64, and joined by the pairwise-mean formula: with a shift d = mean_b - mean_a
+and counts a, b the joint scatter is S_a + S_b + ab/(a+b) d d'. Nothing cancels, however far the points lie from 0.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+# Rounding that a sum of products may show: beyond this share of the trace a negative direction is real.
+ROUNDING = 1e-10
+
+
+class Stats(NamedTuple):
+    """float64; leading dimensions broadcast against each other."""
+
+    total: Tensor  # (...): the total weight
+    mean_key: Tensor  # (..., d)
+    mean_value: Tensor  # (..., k)
+    scatter: Tensor  # (..., d, d): sum w (key - mean)(key - mean)'
+    cross: Tensor  # (..., d, k): sum w (key - mean)(value - mean)'
+
+    @staticmethod
+    def of(key: Tensor, value: Tensor, weight: Tensor | None = None) -> Stats:
+        """The sums of points (..., N, d), (..., N, k) with weights (..., N)."""
+        key, value = key.double(), value.double()
+        n = key.shape[-2]
+        if weight is None:
+            count = key.new_full(key.shape[:-2], n)
+            share = key.new_full((1, n), 1 / max(n, 1))
+        else:
+            weight = weight.double()
+            count = weight.sum(-1)
+            share = (weight / torch.where(count > 0, count, 1.0).unsqueeze(-1)).unsqueeze(-2)
+        mean_key, mean_value = share @ key, share @ value
+        key, value = key - mean_key, value - mean_value
+        again = share @ key  # the second pass removes the rounding of the first mean
+        key, mean_key = key - again, mean_key + again
+        weighed = key if weight is None else weight.unsqueeze(-1) * key
+        return Stats(count, mean_key.squeeze(-2), mean_value.squeeze(-2), weighed.mT @ key, weighed.mT @ value)
+
+    def merge(self, other: Stats) -> Stats:
+        """The sums of both sets of points."""
+        return self._joined(other, 1.0)
+
+    def remove(self, other: Stats) -> tuple[Stats, Tensor]:
+        """The sums of what is left when the points of `other` go, and where they cannot all have been there.
+
+        They cannot where a count or a direction of the scatter would turn negative, by more than rounding.
+        """
+        left = self._joined(other, -1.0)
+        size = torch.where(left.total.abs() < ROUNDING * self.total, 0.0, left.total)
+        left = left._replace(total=size)
+        eye = torch.eye(left.scatter.shape[-1], dtype=torch.float64, device=left.scatter.device)
+        trace = self.scatter.diagonal(0, -2, -1).sum(-1)
+        slack = ROUNDING * trace + torch.finfo(torch.float64).tiny
+        _, info = torch.linalg.cholesky_ex(left.scatter + slack[..., None, None] * eye)
+        return left, info.bool() | (size < 0)
+
+    def _joined(self, other: Stats, sign: float) -> Stats:
+        a, b = self.total, sign * other.total
+        count = a + b
+        share = b / torch.where(count > 0, count, 1.0)
+        share = torch.where(count > 0, share, 0.0)
+        key, value = other.mean_key - self.mean_key, other.mean_value - self.mean_value
+        lever = (a * share)[..., None, None]  # ab / (a + b)
+        scatter = self.scatter + sign * other.scatter + lever * key.unsqueeze(-1) * key.unsqueeze(-2)
+        cross = self.cross + sign * other.cross + lever * key.unsqueeze(-1) * value.unsqueeze(-2)
+        return Stats(
+            count,
+            self.mean_key + share[..., None] * key,
+            self.mean_value + share[..., None] * value,
+            (scatter + scatter.mT) / 2,
+            cross,
+        )
+
+    def forget(self, gamma: Tensor) -> Stats:
+        """Every point counts `gamma` times what it did."""
+        wide = gamma[..., None, None]
+        return self._replace(total=gamma * self.total, scatter=wide * self.scatter, cross=wide * self.cross)
+
+    def centred(self) -> tuple[Tensor, Tensor]:
+        """K'WK and K'WV of the points minus their means."""
+        return self.scatter, self.cross
+
+    def raw(self) -> tuple[Tensor, Tensor]:
+        """K'WK and K'WV of the points themselves."""
+        lifted = (self.total[..., None] * self.mean_key).unsqueeze(-1)
+        return (
+            self.scatter + lifted * self.mean_key.unsqueeze(-2),
+            self.cross + lifted * self.mean_value.unsqueeze(-2),
+        )
+
+    def within(self) -> Tensor:
+        """The scatter around the class means, for one-hot values: scatter - sum_c n_c (m_c - mean)(m_c - mean)'."""
+        size = (self.total[..., None] * self.mean_value).unsqueeze(-2)  # n_c
+        # cross_c = n_c (m_c - mean)
+        scaled = self.cross / torch.where(size > 0, size, 1.0)
+        return self.scatter - scaled @ self.cross.mT

@@ -1,0 +1,280 @@
+"""A fit as a linear system in float64: d x d from sums, or N x N from inner products of the points.
+
+`Primal` and `Dual` answer the same questions. Centring is theirs, too: with an intercept r = q - mean and everything is
+said of r, since an unregularised constant is fitted by the means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from intention.covariance import Covariance, class_shares, deviations, is_named, matrix_of
+from intention.lazy import lazy
+from intention.solve import loo
+from intention.solve.inverse import inverse
+from intention.solve.ladder import DUAL, Report
+from intention.solve.stats import Stats
+
+
+class Rule(NamedTuple):
+    """How points become a fit: Sigma = c S + alpha I."""
+
+    alpha: Tensor  # (...) float64
+    gain: Tensor | None  # c, (...); None is 1
+    intercept: bool
+    covariance: Covariance
+    quiet: bool = False  # the caller reads the report
+
+
+class Primal:
+    """Sigma W = K'WV with the d x d Sigma of sums; `matrix` takes the place of the scatter (a callable's)."""
+
+    def __init__(self, stats: Stats, rule: Rule, matrix: Tensor | None = None) -> None:
+        self.stats, self.rule = stats, rule
+        self.matrix, self.rhs = stats.centred() if rule.intercept else stats.raw()
+        if rule.covariance == "within":
+            self.matrix = stats.within()
+        if matrix is not None:
+            self.matrix = matrix
+        self.mean_key = stats.mean_key.unsqueeze(-2) if rule.intercept else None
+        self.mean_value = stats.mean_value.unsqueeze(-2) if rule.intercept else None
+
+    @lazy
+    def _solved(self) -> tuple[Tensor, Tensor, Report]:
+        return inverse(self.matrix, self.rule.alpha, self.rule.gain, quiet=self.rule.quiet)
+
+    @property
+    def report(self) -> Report:
+        return self._solved[2]
+
+    def solve(self, b: Tensor) -> Tensor:
+        """Sigma^-1 b"""
+        return self._solved[0] @ b
+
+    @lazy
+    def w(self) -> Tensor:
+        w = self.solve(self.rhs)
+        scaled = self.matrix if self.rule.gain is None else self.rule.gain[..., None, None] * self.matrix
+        # one refinement step: an explicit inverse is a little less exact than two triangular solves
+        return w + self.solve(self.rhs - scaled @ w - self.rule.alpha[..., None, None] * w)
+
+    def predict(self, query: Tensor) -> Tensor:
+        if self.mean_key is None or self.mean_value is None:
+            return query @ self.w
+        return (query - self.mean_key) @ self.w + self.mean_value
+
+    def spread(self, query: Tensor) -> Tensor:
+        """alpha r Sigma^-1 r' (..., M)"""
+        r = query if self.mean_key is None else query - self.mean_key
+        return self.rule.alpha[..., None] * ((r @ self._solved[0]) * r).sum(-1)
+
+    def hat(self, key: Tensor, weight: Tensor | None) -> Tensor:
+        """w u with u = r Sigma^-1 r' for the points themselves (..., N)"""
+        r = key if self.mean_key is None else key - self.mean_key
+        u = ((r @ self._solved[0]) * r).sum(-1)
+        return u if weight is None else weight * u
+
+    def leverage(self, key: Tensor, weight: Tensor | None) -> Tensor:
+        """df_i / dv_i (..., N): w u, and w / n for the intercept"""
+        if not self.rule.intercept:
+            return self.hat(key, weight)
+        return self.hat(key, weight) + (1.0 if weight is None else weight) / self.stats.total[..., None]
+
+    def leave_one_out(self, key: Tensor, value: Tensor, weight: Tensor | None) -> Tensor:
+        r = key if self.mean_key is None else key - self.mean_key
+        target = value if self.mean_value is None else value - self.mean_value
+        count = self.stats.total if self.rule.intercept else None
+        return loo.residuals(self.hat(key, weight), r @ self.w, target, weight, count, self.rule.gain)
+
+    def spectral(self, key: Tensor, value: Tensor, weight: Tensor | None) -> loo.Spectral:
+        r = key if self.mean_key is None else key - self.mean_key
+        target = value if self.mean_value is None else value - self.mean_value
+        return loo.spectral_primal(self.matrix, r, self.rhs, target, weight)
+
+
+class Inner:
+    """Inner products of points, plain or through a kernel, around the weighted mean where `centre` is set."""
+
+    def __init__(
+        self, key: Tensor, weight: Tensor | None, centre: bool, kernel: Callable[[Tensor, Tensor], Tensor] | None
+    ) -> None:
+        n = key.shape[-2]
+        mass = key.new_ones(n) if weight is None else weight
+        self.count = mass.sum(-1)
+        self.share = mass / torch.where(self.count > 0, self.count, 1.0)[..., None]  # (..., N)
+        self.kernel, self.centre = kernel, centre
+        self.mean = None
+        if centre and kernel is None:
+            self.mean = self.share.unsqueeze(-2) @ key
+            again = self.share.unsqueeze(-2) @ (key - self.mean)
+            self.mean = self.mean + again
+            key = key - self.mean
+        self.key = key
+
+    @lazy
+    def _raw(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The kernel of the points, its mean over one of them (..., N) and over both (...)."""
+        assert self.kernel is not None
+        gram = self.kernel(self.key, self.key)
+        gram = (gram + gram.mT) / 2
+        mean = (gram @ self.share.unsqueeze(-1)).squeeze(-1)
+        return gram, mean, (mean * self.share).sum(-1)
+
+    @lazy
+    def gram(self) -> Tensor:
+        """(..., N, N)"""
+        if self.kernel is None:
+            return self.key @ self.key.mT
+        gram, mean, total = self._raw
+        if not self.centre:
+            return gram
+        return gram - mean.unsqueeze(-1) - mean.unsqueeze(-2) + total[..., None, None]
+
+    def cross(self, query: Tensor) -> Tensor:
+        """(..., M, N)"""
+        if self.kernel is None:
+            return (query if self.mean is None else query - self.mean) @ self.key.mT
+        cross = self.kernel(query, self.key)
+        if not self.centre:
+            return cross
+        _, mean, total = self._raw
+        return cross - cross @ self.share.unsqueeze(-1) - mean.unsqueeze(-2) + total[..., None, None]
+
+    def square(self, query: Tensor) -> Tensor:
+        """r r' (..., M)"""
+        if self.kernel is None:
+            return (query if self.mean is None else query - self.mean).square().sum(-1)
+        square = self.kernel.diagonal(query)  # type: ignore[attr-defined]
+        if not self.centre:
+            return square
+        middle = (self.kernel(query, self.key) @ self.share.unsqueeze(-1)).squeeze(-1)
+        return square - 2 * middle + self._raw[2][..., None]
+
+
+class Dual:
+    """W = K'a with a from the N x N system of inner products; a kernel makes K implicit."""
+
+    def __init__(self, inner: Inner, value: Tensor, weight: Tensor | None, rule: Rule) -> None:
+        self.inner, self.weight, self.rule = inner, weight, rule
+        self.labels = value if rule.covariance == "within" else None
+        self.mean_value = inner.share.unsqueeze(-2) @ value if rule.intercept else None
+        self.target = value if self.mean_value is None else value - self.mean_value
+        gram = self._within(inner.gram)
+        self.lift = None
+        if rule.intercept and self.labels is None:
+            # Centred points leave the direction of the weights empty, where A is 1 / alpha. Filled with something of
+            # the size of the rest it can be taken out again without cancelling; nothing that is asked lies along it.
+            size = (gram.diagonal(0, -2, -1) * inner.share).sum(-1).detach()
+            self.lift = torch.where(size > 0, size, 1.0)  # tau: A sees c tau uu', u the unit vector along w^1/2
+            gram = gram + (self.lift / torch.where(inner.count > 0, inner.count, 1.0))[..., None, None]
+        self.gram = gram
+
+    def _within(self, gram: Tensor) -> Tensor:
+        if self.labels is None:
+            return gram
+        return deviations(deviations(gram, self.labels, self.weight).mT, self.labels, self.weight)
+
+    @lazy
+    def _solved(self) -> tuple[Tensor, Tensor, Report]:
+        a, logdet, report = inverse(self.gram, self.rule.alpha, self.rule.gain, self.weight, self.rule.quiet)
+        return a, logdet, report._replace(route=torch.where(report.route == 0, float(DUAL), report.route))
+
+    @property
+    def report(self) -> Report:
+        return self._solved[2]
+
+    @lazy
+    def coef(self) -> Tensor:
+        """a (..., N, k)"""
+        if self.labels is None:
+            return self._solved[0] @ self.target
+        # Sigma^-1 b = (b - X'A X b) / alpha with X = H K and b = K'WV
+        b = self.target if self.weight is None else self.weight.unsqueeze(-1) * self.target
+        seen = self._solved[0] @ deviations(self.inner.gram @ b, self.labels, self.weight)
+        return (b - self._back(seen)) / self.rule.alpha[..., None, None]
+
+    def _back(self, a: Tensor) -> Tensor:
+        """H'a: coefficients of the deviations as coefficients of the points."""
+        assert self.labels is not None
+        return a - class_shares(self.labels, self.weight).mT @ (self.labels.mT @ a)
+
+    @property
+    def w(self) -> Tensor:
+        """(..., d, k), of a linear fit"""
+        return self.inner.key.mT @ self.coef
+
+    def predict(self, query: Tensor) -> Tensor:
+        out = self.inner.cross(query) @ self.coef
+        return out if self.mean_value is None else out + self.mean_value
+
+    def _seen(self, cross: Tensor) -> Tensor:
+        return cross if self.labels is None else deviations(cross.mT, self.labels, self.weight).mT
+
+    def spread(self, query: Tensor) -> Tensor:
+        """alpha r Sigma^-1 r' = r r' - c r X'A X r'"""
+        x = self._seen(self.inner.cross(query))
+        taken = ((x @ self._solved[0]) * x).sum(-1)
+        taken = taken if self.rule.gain is None else self.rule.gain[..., None] * taken
+        return (self.inner.square(query) - taken).clamp_min(0)
+
+    def solve(self, b: Tensor) -> Tensor:
+        """Sigma^-1 b for b (..., d, p), of a linear fit: (b - c X'A X b) / alpha"""
+        key = self.inner.key if self.labels is None else deviations(self.inner.key, self.labels, self.weight)
+        inside = key.mT @ (self._solved[0] @ (key @ b))
+        inside = inside if self.rule.gain is None else self.rule.gain[..., None, None] * inside
+        return (b - inside) / self.rule.alpha[..., None, None]
+
+    def hat(self) -> Tensor:
+        """w u (..., N), u = (G - c G A G)_ii / alpha"""
+        gram, a = self.inner.gram, self._solved[0]
+        taken = ((gram @ a) * gram).sum(-1)
+        taken = taken if self.rule.gain is None else self.rule.gain[..., None] * taken
+        alpha = self.rule.alpha[..., None]
+        u = (gram.diagonal(0, -2, -1) - taken) / torch.where(alpha > 0, alpha, 1.0)
+        return u if self.weight is None else self.weight * u
+
+    def _own(self) -> tuple[Tensor, Tensor]:
+        """What of A_ii is the point's own, without the intercept's share (..., N), and which points have it."""
+        own = self._solved[0].diagonal(0, -2, -1)
+        if self.lift is not None:
+            square = 1.0 if self.weight is None else self.weight.square()
+            own = own - (square / self.inner.count[..., None]) / (self.rule.alpha + self.lift)[..., None]
+        return own, torch.ones_like(own, dtype=torch.bool) if self.weight is None else self.weight > 0
+
+    def leverage(self) -> Tensor:
+        """df_i / dv_i (..., N): w u, and w / n for the intercept"""
+        share = self.inner.share if self.rule.intercept else 0.0
+        if self.rule.gain is not None:
+            return self.hat() + share
+        own, there = self._own()  # 1 - leverage = alpha A_ii / w_i, which also holds at alpha = 0
+        mass = 1.0 if self.weight is None else torch.where(there, self.weight, 1.0)
+        return torch.where(there, 1 - self.rule.alpha[..., None] * own / mass, 0.0)
+
+    def leave_one_out(self) -> Tensor:
+        count = self.inner.count if self.rule.intercept else None
+        plain = loo.residuals(self.hat(), self.inner.gram @ self.coef, self.target, self.weight, count, self.rule.gain)
+        if self.rule.gain is not None:
+            return plain
+        own, there = self._own()  # e = a_i / A_ii is exact at any alpha, also 0; a point of weight 0 has neither
+        exact = self.coef / torch.where(there, own, 1.0)[..., None]
+        return torch.where(there[..., None], exact, plain)
+
+    def spectral(self) -> loo.Spectral:
+        return loo.spectral_dual(self.inner.gram, self.target, self.weight)
+
+
+def linear_system(
+    key: Tensor, value: Tensor, weight: Tensor | None, rule: Rule, dual: bool, stats: Stats | None = None
+) -> Primal | Dual:
+    """The system of points in float64, in the form asked for; `dual` needs alpha > 0 where Sigma is within-class."""
+    if dual:
+        return Dual(Inner(key, weight, rule.intercept, None), value, weight, rule)
+    stats = Stats.of(key, value, weight) if stats is None else stats
+    if is_named(rule.covariance):
+        return Primal(stats, rule)
+    seen = key - stats.mean_key.unsqueeze(-2) if rule.intercept else key
+    return Primal(stats, rule, matrix_of(rule.covariance, seen, value, weight))
