@@ -1,10 +1,20 @@
 """Intention: least squares as a neural-network operation, beside attention."""
 
 import intention.solve.compiled  # noqa: F401 - registers the operators that torch.compile calls
-from intention import features, functional, kernels
+from intention import constraints, discriminant, features, functional, kernels, nn
 from intention.context import Context
 from intention.fitting import fit
 from intention.solve.ladder import AccuracyWarning
 
-__all__ = ["AccuracyWarning", "Context", "features", "fit", "functional", "kernels"]
+__all__ = [
+    "AccuracyWarning",
+    "Context",
+    "constraints",
+    "discriminant",
+    "features",
+    "fit",
+    "functional",
+    "kernels",
+    "nn",
+]
 __version__ = "0.1.0"

@@ -146,6 +146,22 @@ def same_features(key: Tensor, value: Tensor, old_key: Tensor, old_value: Tensor
         raise ValueError(f"key is on {key.device} but the context is on {old_key.device}; move it with .to(device)")
 
 
+def priors(priors: object, sizes: Tensor) -> Tensor:
+    """Prior probabilities (..., C), >= 0 and of sum 1; classes that have no points cannot have one."""
+    if not isinstance(priors, Tensor) or not priors.dtype.is_floating_point:
+        raise TypeError(
+            f"priors must be a floating-point tensor (..., C), got {type(priors).__name__}; use torch.tensor"
+        )
+    classes = sizes.shape[-1]
+    if priors.dim() < 1 or priors.shape[-1] != classes:
+        raise ValueError(f"priors must have shape (..., C) with C = {classes} classes, got {tuple(priors.shape)}")
+    prior = priors.to(sizes.device, torch.float64)
+    ok = (prior >= 0).all() & ((prior.sum(-1) - 1).abs() < 1e-5).all()
+    if not torch.compiler.is_compiling() and not bool(ok):
+        raise ValueError(f"priors must be >= 0 and sum to 1, got {priors.detach().tolist()}; use p / p.sum()")
+    return prior / prior.sum(-1, keepdim=True)
+
+
 def float64(device: torch.device) -> None:
     if device.type == "mps":
         raise ValueError(

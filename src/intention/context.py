@@ -185,8 +185,16 @@ class Context:
             raise ValueError(
                 "a kernel fit has no w to constrain; use features='nystroem', whose w is that of the features"
             )
-        constraint = Constraint.of(normal, bound, kind, self._linear[0])
+        constraint = Constraint.of(normal, bound, kind, self.free_w())
         return dataclasses.replace(self, constraints=(*self.constraints, constraint))
+
+    def free_w(self) -> Tensor:
+        """w (..., d, k) without the constraints, in float64."""
+        return self._linear[0] if not self.constraints else dataclasses.replace(self, constraints=())._linear[0]
+
+    def solve_sigma(self, b: Tensor) -> Tensor:
+        """Sigma^-1 b for b (..., d, p), in float64."""
+        return self._certified.solve(b)
 
     # -- keeping ------------------------------------------------------------------------------------------------------
 
@@ -345,8 +353,10 @@ class Context:
             checks.same_features(key, value, self.stats.mean_key, self.stats.mean_value)
         if weight is not None:
             checks.weight(weight, key.device, key.shape[-2])
-        if self.covariance == "within" and eager():
-            checks.one_hot(value)
+        if eager():
+            checks.require_values(weight, self.alpha, None)
+            if self.covariance == "within":
+                checks.one_hot(value)
 
     def _points_with(self, key: Tensor, value: Tensor, weight: Tensor | None) -> dict[str, Tensor | None]:
         return dict(zip(("key", "value", "weight"), points.join(self._points, (key, value, weight)), strict=True))

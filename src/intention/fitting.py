@@ -74,8 +74,10 @@ def fit(
     if weight is not None:
         checks.weight(weight, key.device, key.shape[-2])
         checks.leading(key=key.shape[:-2], value=value.shape[:-2], weight=weight.shape[:-1])
-    if covariance == "within" and eager():
-        checks.one_hot(value)
+    if eager():
+        checks.require_values(weight, key.new_zeros(()), None)
+        if covariance == "within":
+            checks.one_hot(value)
     bound, mapping = _space(key, weight, kernel, covariance, keep_points, features, landmarks, choose, generator)
     context = Context(
         key=key,
@@ -120,7 +122,7 @@ def _space(
         raise ValueError(
             "a kernel fit is made of its points, so keep_points=False cannot be; use features='nystroem' with landmarks"
         )
-    return _bound(kernel, key, weight), None
+    return bind_kernel(kernel, key, weight), None
 
 
 def _regularisation(alpha: Any, context: Context) -> Tensor:
@@ -135,11 +137,11 @@ def _regularisation(alpha: Any, context: Context) -> Tensor:
     checks.alpha_tensor(alpha, device, context.lead)
     alpha = alpha.to(device, torch.float64)
     if eager():
-        checks.require_values(context.weight, alpha, gain_of(alpha, covariance))
+        checks.require_values(None, alpha, gain_of(alpha, covariance))
     return alpha
 
 
-def _bound(kernel: Any, key: Tensor, weight: Tensor | None) -> BoundKernel:
+def bind_kernel(kernel: Any, key: Tensor, weight: Tensor | None) -> BoundKernel:
     """In float64, but for a function of the user's own, which may hold parameters of another dtype."""
     if isinstance(kernel, BoundKernel):
         return kernel
@@ -165,7 +167,7 @@ def _features(
     checks.choice("features", features, ("nystroem", "fourier"))
     if kernel is None or landmarks is None:
         raise ValueError(f"features={features!r} needs a kernel and landmarks=m, the number of features")
-    bound = _bound(kernel, key, weight)
+    bound = bind_kernel(kernel, key, weight)
     wide = key if isinstance(bound.kernel, Custom) else key.double()
     if features == "fourier":
         return fourier(bound, wide, landmarks, generator, weight)

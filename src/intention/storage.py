@@ -39,9 +39,7 @@ def state_dict(context: Any) -> dict[str, Tensor]:
         if chosen is None:
             continue
         if part == "features" and not isinstance(chosen, Features):
-            raise ValueError(
-                "a context with a callable feature map cannot be stored: its code is not part of the state"
-            )
+            raise ValueError("a context with callable features cannot be stored: their code is not part of the state")
         state |= {f"{part}.{name}": x for name, x in chosen.state().items()}
         meta[part] = {"name": chosen.name, "settings": chosen.settings()}
     state["meta"] = torch.tensor(list(json.dumps(meta).encode()), dtype=torch.uint8)

@@ -67,15 +67,23 @@ class Primal:
             return query @ self.w
         return (query - self.mean_key) @ self.w + self.mean_value
 
-    def spread(self, query: Tensor) -> Tensor:
-        """alpha r Sigma^-1 r' (..., M)"""
+    @property
+    def logdet(self) -> Tensor:
+        """log det Sigma (...)"""
+        return self._solved[1]
+
+    def square(self, query: Tensor) -> Tensor:
+        """r Sigma^-1 r' (..., M)"""
         r = query if self.mean_key is None else query - self.mean_key
-        return self.rule.alpha[..., None] * ((r @ self._solved[0]) * r).sum(-1)
+        return ((r @ self._solved[0]) * r).sum(-1)
+
+    def spread(self, query: Tensor) -> Tensor:
+        """alpha r Sigma^-1 r'"""
+        return self.rule.alpha[..., None] * self.square(query)
 
     def hat(self, key: Tensor, weight: Tensor | None) -> Tensor:
         """w u with u = r Sigma^-1 r' for the points themselves (..., N)"""
-        r = key if self.mean_key is None else key - self.mean_key
-        u = ((r @ self._solved[0]) * r).sum(-1)
+        u = self.square(key)
         return u if weight is None else weight * u
 
     def leverage(self, key: Tensor, weight: Tensor | None) -> Tensor:
@@ -192,10 +200,7 @@ class Dual:
         """a (..., N, k)"""
         if self.labels is None:
             return self._solved[0] @ self.target
-        # Sigma^-1 b = (b - X'A X b) / alpha with X = H K and b = K'WV
-        b = self.target if self.weight is None else self.weight.unsqueeze(-1) * self.target
-        seen = self._solved[0] @ deviations(self.inner.gram @ b, self.labels, self.weight)
-        return (b - self._back(seen)) / self.rule.alpha[..., None, None]
+        return self.solve_coef(self.target if self.weight is None else self.weight.unsqueeze(-1) * self.target)
 
     def _back(self, a: Tensor) -> Tensor:
         """H'a: coefficients of the deviations as coefficients of the points."""
@@ -220,6 +225,22 @@ class Dual:
         taken = ((x @ self._solved[0]) * x).sum(-1)
         taken = taken if self.rule.gain is None else self.rule.gain[..., None] * taken
         return (self.inner.square(query) - taken).clamp_min(0)
+
+    def square(self, query: Tensor) -> Tensor:
+        """r Sigma^-1 r' (..., M)"""
+        return self.spread(query) / self.rule.alpha[..., None]
+
+    @property
+    def logdet(self) -> Tensor:
+        """log det Sigma (...), without the directions that no point has: they add log alpha each"""
+        return self._solved[1] - self.rule.alpha.log() * self.gram.shape[-1]
+
+    def solve_coef(self, z: Tensor) -> Tensor:
+        """Sigma^-1 K'z as coefficients of the points, (z - c H'A H K K'z) / alpha, around the means of classes."""
+        assert self.labels is not None
+        seen = self._solved[0] @ deviations(self.inner.gram @ z, self.labels, self.weight)
+        seen = seen if self.rule.gain is None else self.rule.gain[..., None, None] * seen
+        return (z - self._back(seen)) / self.rule.alpha[..., None, None]
 
     def solve(self, b: Tensor) -> Tensor:
         """Sigma^-1 b for b (..., d, p), of a linear fit: (b - c X'A X b) / alpha"""

@@ -54,7 +54,9 @@ class Stats(NamedTuple):
         """
         left = self._joined(other, -1.0)
         size = torch.where(left.total.abs() < ROUNDING * self.total, 0.0, left.total)
-        left = left._replace(total=size)
+        there = (size != 0).to(size.dtype)  # where all points went, what is left is rounding
+        row, matrix = there[..., None], there[..., None, None]
+        left = Stats(size, left.mean_key * row, left.mean_value * row, left.scatter * matrix, left.cross * matrix)
         eye = torch.eye(left.scatter.shape[-1], dtype=torch.float64, device=left.scatter.device)
         trace = self.scatter.diagonal(0, -2, -1).sum(-1)
         slack = ROUNDING * trace + torch.finfo(torch.float64).tiny

@@ -1,0 +1,70 @@
+"""Constraints on the weights w of a fit: C'w >= c and C'w = c, exactly, and the paper's one-pass formula.
+
+`constrain` iterates an active set until it is optimal. The paper takes the constraints that the free solution violates
+as equalities, once; that is optimal for equalities and for a single inequality, with more it may be neither optimal nor
+feasible. It is here as `one_pass`, to compare.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from intention.context import Context
+from intention.solve.constrained import KINDS, Constraint
+from intention.solve.constrained import one_pass as _one_pass
+
+
+def constrain(context: Context, normal: Tensor, bound: float | Tensor, kind: str = "ge") -> Context:
+    """The fit under C'w >= c ("ge") or C'w = c ("eq"): `context.constrain`.
+
+    >>> import intention
+    >>> key = torch.randn(11, 3)
+    >>> ctx = intention.fit(key, -key.sum(-1, keepdim=True))
+    >>> bool((constrain(ctx, torch.eye(3), 0.0).w > -1e-6).all())
+    True
+    """
+    return context.constrain(normal, bound, kind)
+
+
+def one_pass(context: Context, normal: Tensor, bound: float | Tensor, kind: str = "ge") -> Tensor:
+    """The paper's w* - Z C(C'ZC)^-1 (C'w* - c) over the constraints that w* violates, (..., d, k); Z = Sigma^-1."""
+    free = context.free_w()
+    constraint = Constraint.of(normal, bound, kind, free)
+    return _one_pass(free, context.solve_sigma, (constraint,)).to(context.dtype)
+
+
+class LinearConstraint(nn.Module):
+    """C'w >= c or C'w = c as a module: C (d, p) and c may be parameters, and move with the model that holds it.
+
+    >>> import intention
+    >>> none_negative = intention.constraints.LinearConstraint(torch.eye(3), 0.0)
+    >>> head = intention.nn.Intention(constraints=none_negative)
+    >>> head(torch.randn(7, 3), torch.randn(11, 3), torch.randn(11, 5)).shape
+    torch.Size([7, 5])
+    """
+
+    def __init__(self, normal: Tensor, bound: float | Tensor, kind: str = "ge") -> None:
+        super().__init__()
+        if kind not in KINDS:
+            raise ValueError(f"kind must be one of {', '.join(map(repr, KINDS))}, got {kind!r}")
+        self.kind = kind
+        self.normal: Tensor
+        self.bound: Tensor
+        for name, x in (("normal", normal), ("bound", bound)):
+            self._hold(name, x)
+
+    def _hold(self, name: str, x: Any) -> None:
+        x = x if isinstance(x, Tensor) else torch.tensor(float(x), dtype=torch.float64)
+        if isinstance(x, nn.Parameter):
+            self.register_parameter(name, x)
+        else:
+            self.register_buffer(name, x)
+
+    def forward(self, context: Context) -> Context:
+        return context.constrain(self.normal, self.bound, self.kind)
+
+    def extra_repr(self) -> str:
+        return f"C {tuple(self.normal.shape)}, {self.kind}"

@@ -1,0 +1,297 @@
+"""Classifiers that are one linear solve: LS-SVM, linear and quadratic discriminant analysis. Batched, differentiable.
+
+Each takes keys and one-hot values (..., N, C), or integer labels (..., N), and returns a `Classifier`: called on
+queries (..., M, d) it gives logits (..., M, C). Computed in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from intention import checks
+from intention.covariance import class_shares, deviations
+from intention.fitting import bind_kernel, fit
+from intention.functional import Info
+from intention.solve.doors import eager
+from intention.solve.inverse import inverse
+from intention.solve.ladder import PINV, Report
+from intention.solve.stats import Stats
+from intention.systems import Dual, Inner, Primal, Rule
+
+ROUTES = ("within", "total")
+
+
+class Classifier:
+    """Logits of queries: `classifier(query)` (..., M, C), and `classifier.predict(query)`, the class (..., M)."""
+
+    def __init__(
+        self, score: Callable[[Tensor], Tensor], report: Report | Info, threshold: Any, like: Tensor, c: int
+    ) -> None:
+        self._score, self._report, self._like = score, report, like
+        self._threshold = _threshold(threshold, c, like.device)
+
+    def __call__(self, query: Tensor) -> Tensor:
+        checks.query(query, self._like, False)
+        logits = self._score(query)
+        if self._threshold is not None:
+            logits = logits - self._threshold
+        return logits.to(torch.promote_types(query.dtype, self._like.dtype))
+
+    def predict(self, query: Tensor) -> Tensor:
+        return self(query).argmax(-1)
+
+    def describe(self) -> Info:
+        """Route, condition and estimated relative error of the solve, as `Context.describe`."""
+        return Info(self._report.route.to(torch.int8), self._report.condition, self._report.error)
+
+
+def ls_svm(
+    key: Tensor,
+    value: Tensor,
+    *,
+    alpha: Any = 1.0,
+    weight: Tensor | None = None,
+    priors: Tensor | None = None,
+    threshold: float | Tensor | None = None,
+    kernel: Any = None,
+) -> Classifier:
+    """Least-squares support vector machine: one ridge with intercept per class, on targets +1 and -1.
+
+    >>> key, labels = torch.randn(2, 11, 3), torch.arange(11) % 5
+    >>> ls_svm(key, labels)(torch.randn(2, 7, 3)).shape
+    torch.Size([2, 7, 5])
+
+    alpha is the 1 / gamma of Suykens' KKT system; "loo" or a list chooses it as in `fit`. priors (..., C) reweigh the
+    points so that the classes have these masses (None: as they come). threshold: subtracted from the logits, (..., C);
+    a number for two classes is how far class 1 must lead.
+    """
+    key, value, _ = _labelled(key, value, weight)
+    if priors is not None:
+        weight, _ = _balanced(key, value, weight, priors)
+    context = fit(key, 2 * value - 1, alpha, weight, intercept=True, kernel=kernel)
+    return Classifier(context, context.describe(), threshold, key, value.shape[-1])
+
+
+def lda(
+    key: Tensor,
+    value: Tensor,
+    *,
+    alpha: float | Tensor = 0.0,
+    shrinkage: float | Tensor = 0.0,
+    weight: Tensor | None = None,
+    priors: Tensor | None = None,
+    threshold: float | Tensor | None = None,
+    ddof: float = 0,
+    route: str = "within",
+    kernel: Any = None,
+) -> Classifier:
+    """Linear discriminant analysis: q S^-1 m_c - m_c S^-1 m_c / 2 + log prior_c, one covariance S for all classes.
+
+    >>> key, labels = torch.randn(2, 11, 3), torch.arange(11) % 2
+    >>> lda(key, labels, shrinkage=0.1)(torch.randn(2, 7, 3)).shape
+    torch.Size([2, 7, 2])
+
+    S is the mean over classes, each counted as its prior, of the covariance within the class, times N / (N - ddof);
+    shrinkage s makes it (1 - s) S + s trace(S) / d I, and alpha I is added. Where S is singular: its pseudo-inverse.
+    priors (..., C) sum to 1; None: the masses of the classes. route: "within" solves with S, "total" with the
+    covariance of all points, as least squares on y - mean(y) does, and takes the spread of the means out again: equal
+    answers.
+    threshold as in `ls_svm`. With a kernel alpha > 0 is needed, and shrinkage has no meaning.
+    """
+    checks.choice("route", route, ROUTES)
+    key, value, mass = _labelled(key, value, weight)
+    mass, prior = _balanced(key, value, mass, priors)
+    size = mass.sum(-1)
+    mass = mass / (size * (1 - ddof / size))[..., None]  # a total of N / (N - ddof)
+    labels = value if route == "within" else torch.ones_like(value[..., :1])
+    rule = _rule(None if kernel is not None else _mean_square(key, value, mass), alpha, shrinkage, key.device)
+    bound = None if kernel is None else bind_kernel(kernel, key, weight)
+    n, d = key.shape[-2:]
+    wide = key.double()
+    dual = kernel is not None or (n < d and _positive(alpha, shrinkage))
+    if dual:
+        system: Primal | Dual = Dual(Inner(wide, mass, False, bound), labels, mass, rule)
+    else:
+        system = _primal_within(wide, labels, mass, rule)
+    score = _linear_scores(system, wide, value, mass, route, bound)
+    constant = torch.where(prior > 0, prior, 1.0).log()
+    constant = torch.where(prior > 0, constant, -torch.inf).unsqueeze(-2)
+    return Classifier(lambda q: score(q.double()) + constant, system.report, threshold, key, value.shape[-1])
+
+
+def qda(
+    key: Tensor,
+    value: Tensor,
+    *,
+    alpha: float | Tensor = 0.0,
+    shrinkage: float | Tensor = 0.0,
+    weight: Tensor | None = None,
+    priors: Tensor | None = None,
+    threshold: float | Tensor | None = None,
+    ddof: float = 0,
+    kernel: Any = None,
+) -> Classifier:
+    """Quadratic discriminant analysis: -((q - m_c) S_c^-1 (q - m_c)' + log det S_c) / 2 + log prior_c.
+
+    >>> key, labels = torch.randn(2, 11, 3), torch.arange(11) % 2
+    >>> qda(key, labels, alpha=0.1)(torch.randn(2, 7, 3)).shape
+    torch.Size([2, 7, 2])
+
+    Each class has its own covariance S_c with divisor N_c - ddof; shrinkage, alpha, priors, threshold as in `lda`. A
+    class with too few points for its S_c to be invertible needs alpha or shrinkage.
+    """
+    key, value, mass = _labelled(key, value, weight)
+    n, d = key.shape[-2:]
+    sizes = (value * mass.unsqueeze(-1)).sum(-2)  # (..., C)
+    prior = sizes / sizes.sum(-1, keepdim=True) if priors is None else checks.priors(priors, sizes)
+    own = (value * mass.unsqueeze(-1)).mT / torch.where(sizes > 0, sizes - ddof, 1.0).unsqueeze(-1)  # (..., C, N)
+    wide = key.double().unsqueeze(-3)
+    bound = None if kernel is None else bind_kernel(kernel, key.unsqueeze(-3), None if weight is None else own)
+    labels = torch.ones_like(wide[..., :1])
+    rule = _rule(None if kernel is not None else _mean_square(wide, labels, own), alpha, shrinkage, key.device)
+    if kernel is not None or (n < d and _positive(alpha, shrinkage)):
+        system: Primal | Dual = Dual(
+            Inner(wide, own, True, bound), wide[..., :0], own, rule._replace(covariance="ridge")
+        )
+    else:
+        system = _primal_within(wide, labels, own, rule._replace(intercept=True))
+    _require_full_rank(system)
+    logdet = system.logdet
+    if isinstance(system, Dual) and kernel is None:
+        logdet = logdet + d * system.rule.alpha.log()
+    constant = torch.where(prior > 0, prior, 1.0).log() - logdet / 2
+    constant = torch.where(prior > 0, constant, -torch.inf).unsqueeze(-2)
+
+    def score(query: Tensor) -> Tensor:
+        return constant - system.square(query.double().unsqueeze(-3)).mT / 2
+
+    return Classifier(score, system.report, threshold, key, value.shape[-1])
+
+
+def _labelled(key: Tensor, value: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Checked: key, one-hot values in float64 and weights (1 where none are given) in float64."""
+    if isinstance(value, Tensor) and not value.dtype.is_floating_point and value.dtype != torch.bool:
+        if value.dim() < 1 or (value.numel() and int(value.min()) < 0):
+            raise ValueError(
+                f"labels must be integers >= 0 of shape (..., N), got {tuple(value.shape)} from {value.min()}"
+            )
+        value = torch.nn.functional.one_hot(value.long()).to(key.dtype)
+    checks.points(key, key, value)
+    checks.float64(key.device)
+    checks.leading(key=key.shape[:-2], value=value.shape[:-2])
+    if value.shape[-1] < 2:
+        raise ValueError(f"a classifier needs at least 2 classes, got one-hot values {checks.shape(value)}")
+    if weight is not None:
+        checks.weight(weight, key.device, key.shape[-2])
+    if eager():
+        checks.one_hot(value)
+        checks.require_values(weight, key.new_zeros(()), None)
+    mass = value.new_ones(value.shape[:-1]) if weight is None else weight
+    return key, value.double(), mass.double()
+
+
+def _balanced(key: Tensor, value: Tensor, weight: Tensor | None, priors: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Weights whose mass in each class is that of `priors` (..., C), of the same total; and the priors."""
+    mass = value.new_ones(value.shape[:-1]) if weight is None else weight.double()
+    sizes = (value * mass.unsqueeze(-1)).sum(-2)
+    total = sizes.sum(-1, keepdim=True)
+    if priors is None:
+        return mass, sizes / total
+    prior = checks.priors(priors, sizes)
+    factor = prior * total / torch.where(sizes > 0, sizes, 1.0)
+    return mass * (value * factor.unsqueeze(-2)).sum(-1), prior
+
+
+def _mean_square(key: Tensor, labels: Tensor, mass: Tensor) -> Tensor:
+    """trace(S) / d of the covariance within classes (...)"""
+    return (deviations(key.double(), labels, mass).square() * mass.unsqueeze(-1)).mean(-1).sum(-1)
+
+
+def _rule(size: Tensor | None, alpha: Any, shrinkage: Any, device: torch.device) -> Rule:
+    """(1 - s) S + (s trace(S) / d + alpha) I; size, trace(S) / d, is None for a kernel, whose space has no d."""
+    alpha, shrinkage = (_number(x, name, device) for x, name in ((alpha, "alpha"), (shrinkage, "shrinkage")))
+    if eager() and not bool(((shrinkage >= 0) & (shrinkage <= 1)).all()):
+        raise ValueError(f"shrinkage must be in [0, 1], got {shrinkage.detach()}")
+    if size is not None:
+        return Rule(alpha + shrinkage * size, 1 - shrinkage, False, "within")
+    if eager() and not (bool((alpha > 0).all()) and bool((shrinkage == 0).all())):
+        raise ValueError("a kernel classifier needs alpha > 0 and no shrinkage: its space has no finite dimension")
+    return Rule(alpha, None, False, "within")
+
+
+def _number(x: Any, name: str, device: torch.device) -> Tensor:
+    if not isinstance(x, Tensor):
+        checks.number(name, x)
+        x = torch.tensor(float(x), dtype=torch.float64)
+    return x.to(device, torch.float64)
+
+
+def _positive(alpha: Any, shrinkage: Any) -> bool:
+    """Whether every problem is regularised, so that the N x N form exists."""
+    if not eager():
+        return True
+    some = torch.as_tensor(alpha).detach().cpu() > 0
+    return bool((some | (torch.as_tensor(shrinkage).detach().cpu() > 0)).all())
+
+
+def _primal_within(key: Tensor, labels: Tensor, mass: Tensor, rule: Rule) -> Primal:
+    """The d x d system around the means of classes."""
+    x = deviations(key, labels, mass)
+    return Primal(Stats.of(key, key[..., :0], mass), rule, x.mT @ (mass.unsqueeze(-1) * x))
+
+
+def _linear_scores(
+    system: Primal | Dual, key: Tensor, value: Tensor, mass: Tensor, route: str, kernel: Any
+) -> Callable[[Tensor], Tensor]:
+    """q S^-1 m_c - m_c S^-1 m_c / 2. Vectors are columns: of d numbers, or of N coefficients of the points."""
+    shares = class_shares(value, mass)  # (..., C, N)
+    if isinstance(system, Dual):
+        means, solve, gram = shares.mT, system.solve_coef, system.inner.gram
+    else:
+        means, solve, gram = (shares @ key).mT, system.solve, None
+
+    def inner(a: Tensor, b: Tensor) -> Tensor:
+        return a.mT @ (b if gram is None else gram @ b)
+
+    w = solve(means)
+    if route == "total":
+        # S_W = S_T - c U D U' with U the means around their mean and D their masses, so with E = D^1/2 U'S_T^-1 U D^1/2
+        # S_W^-1 = S_T^-1 + c S_T^-1 U D^1/2 (I - c E)^-1 D^1/2 U'S_T^-1
+        size = (value * mass.unsqueeze(-1)).sum(-2)
+        around = (means - (means * (size / size.sum(-1, keepdim=True)).unsqueeze(-2)).sum(-1, keepdim=True)) * (
+            size.sqrt().unsqueeze(-2)
+        )
+        back = solve(around)
+        gain = 1.0 if system.rule.gain is None else system.rule.gain[..., None, None]
+        eye = torch.eye(value.shape[-1], dtype=key.dtype, device=key.device)
+        core, _, _ = inverse(eye - gain * inner(around, back), torch.zeros_like(size[..., 0]))
+        w = w + gain * back @ (core @ inner(back, means))
+    offset = inner(means, w).diagonal(0, -2, -1).unsqueeze(-2) / 2
+    if isinstance(system, Dual):
+        return lambda query: system.inner.cross(query) @ w - offset
+    return lambda query: query @ w - offset
+
+
+def _require_full_rank(system: Primal | Dual) -> None:
+    if eager() and bool((system.report.route == PINV).any()):
+        raise ValueError(
+            "the covariance of a class is singular (fewer points than features, or features that depend on each "
+            "other); use alpha > 0 or shrinkage > 0, or lda, which pools the classes"
+        )
+
+
+def _threshold(threshold: Any, classes: int, device: torch.device) -> Tensor | None:
+    if threshold is None:
+        return None
+    if isinstance(threshold, Tensor) and threshold.dim() > 0:
+        if threshold.shape[-1] != classes:
+            raise ValueError(f"threshold must be (..., C) with C = {classes} classes, got {tuple(threshold.shape)}")
+        return threshold.double().unsqueeze(-2)
+    if classes != 2:
+        raise ValueError(f"one threshold belongs to 2 classes, got {classes}; give a tensor (..., C)")
+    lead = _number(threshold, "threshold", device)
+    return torch.stack([torch.zeros_like(lead), lead])
