@@ -31,6 +31,7 @@ docs: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/ops.py
+	$(BIN)/python benchmarks/context.py
 
 fuzz: $(STAMP)
 	$(BIN)/python tests/fuzzing.py --count 5000

@@ -1,4 +1,4 @@
-"""Markdown tables from benchmarks/results/ops.json, written between markers in README.md and docs/speed.md.
+"""Markdown tables from benchmarks/results/*.json, written between markers in README.md, docs/speed.md and docs/context.md.
 
 python benchmarks/table.py
 """
@@ -93,6 +93,28 @@ def profile(result: dict[str, Any]) -> str:
     return markdown(["shape", "pass", "ms", "matrix products", "LAPACK", "everything else"], body)
 
 
+def updates(result: dict[str, Any]) -> str:
+    """Time of a refit over time of an update."""
+    ways = ["add 1", "add 32", "add 1, sums only", "add 32, sums only", "remove 1", "remove 32"]
+    body = []
+    for row in result["updates"]:
+        times = row["seconds"]
+        cells = [times[f"refit {way.split(',')[0].split()[1]}"] / times[way] for way in ways]
+        body.append([str(row["d"]), f"{row['n']:,}", f"{times['refit 1'] * 1e3:.2f}", *(f"{c:.1f}" for c in cells)])
+    return markdown(["d", "N", "refit ms", *ways], body)
+
+
+def leave_one_out(result: dict[str, Any]) -> str:
+    ways = ["fit and leave-one-out", "fit with alpha='loo' (28 values)"]
+    body = []
+    for row in result["leave_one_out"]:
+        times, shape = row["seconds"], (row["batch"], row["n"], row["d"])
+        dtype = row["dtype"].removeprefix("torch.")
+        cells = [f"{times[way] / times['fit']:.2f}" for way in ways]
+        body.append([str(shape), dtype, f"{times['fit'] * 1e3:.2f}", *cells])
+    return markdown(["(batch, N, d)", "dtype", "fit ms", *(f"{way} / fit" for way in ways)], body)
+
+
 def fill(path: Path, name: str, text: str) -> None:
     """Replace what stands between the markers `name`."""
     old = path.read_text(encoding="utf-8")
@@ -116,6 +138,9 @@ def main() -> None:
         "profile": profile(result),
     }.items():
         fill(page, name, text)
+    result = json.loads((ROOT / "benchmarks" / "results" / "context.json").read_text())
+    fill(ROOT / "docs" / "context.md", "updates", updates(result))
+    fill(ROOT / "docs" / "context.md", "leave one out", leave_one_out(result))
 
 
 if __name__ == "__main__":

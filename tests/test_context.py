@@ -216,7 +216,7 @@ def _robust(key, value, weight):
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("covariance", ["ridge", "convex", "within"])
-@pytest.mark.parametrize("kernel", [None, "gaussian", "nystroem"])
+@pytest.mark.parametrize("kernel", [None, "gaussian", "median gaussian", "median laplacian", "nystroem"])
 @pytest.mark.parametrize("intercept", [False, True])
 def test_integer_weights_are_repeated_points(shape, covariance, kernel, intercept):
     b, n, _, k = shape
@@ -228,6 +228,8 @@ def test_integer_weights_are_repeated_points(shape, covariance, kernel, intercep
     space = {}
     if kernel == "gaussian":
         space = {"kernel": intention.kernels.Gaussian(0.5)}
+    elif kernel and kernel.startswith("median"):
+        space = {"kernel": kernel.split()[1]}
     elif kernel == "nystroem":
         space = {"features": intention.features.nystroem(intention.kernels.Gaussian(0.5), key, landmarks=5)}
     options = {"alpha": 0.3, "covariance": covariance, "intercept": intercept, **space}
@@ -407,3 +409,18 @@ def test_leading_dimensions_broadcast():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert ctx(torch.randn(13, 3)).shape == (5, 7, 13, 2)
+
+
+def test_what_was_looked_at_without_gradients_still_has_them():
+    key, value, query = sample(2, 11, 3, 2)
+    key.requires_grad_()
+    for kernel in (None, "gaussian"):
+        ctx = intention.fit(key, value, alpha=0.3, intercept=True, kernel=kernel)
+        with torch.no_grad():
+            quiet = ctx(query)
+        with torch.inference_mode():
+            assert torch.equal(ctx(query), quiet)
+        out = ctx(query)
+        assert out.requires_grad
+        assert torch.equal(out, quiet)
+        assert torch.autograd.grad(out.sum(), key)[0].norm() > 0

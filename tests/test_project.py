@@ -36,6 +36,14 @@ def test_the_benchmark_runs_and_its_methods_agree():
     assert len(ops.SIGMA_SHAPES) == 2
 
 
+def test_the_benchmark_of_contexts_runs():
+    module = load("context")
+    assert set(module.update_row(32, 8, 0.0)["seconds"]) >= {"refit 1", "add 1", "add 32, sums only", "remove 32"}
+    for shape in ((2, 32, 8), (2, 5, 13)):
+        row = module.leave_one_out_row(*shape, torch.float32, 0.0)
+        assert row["seconds"]["fit"] > 0
+
+
 def test_the_version_is_one():
     version = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)[1]
     assert intention.__version__ == version
@@ -69,12 +77,15 @@ def test_commands_of_the_readme_are_targets():
         ("docs/speed.md", "growth", 12),
         ("docs/speed.md", "memory", 6),
         ("docs/speed.md", "profile", 16),
+        ("docs/context.md", "updates", 16),
+        ("docs/context.md", "leave one out", 12),
     ],
 )
 def test_the_tables_are_filled_from_the_benchmark(page, name, rows):
     """`make bench`, then `python benchmarks/table.py`; the JSON and the pages are committed together."""
     block = re.search(rf"<!-- {name} -->\n(.*?)<!-- end -->", (ROOT / page).read_text(), re.DOTALL)[1].strip()
-    table, result = load("table"), json.loads((ROOT / "benchmarks" / "results" / "ops.json").read_text())
+    file = "context" if page == "docs/context.md" else "ops"
+    table, result = load("table"), json.loads((ROOT / "benchmarks" / "results" / f"{file}.json").read_text())
     made = {
         "speed": table.short,
         "one thread": lambda r: table.full(r, 1),
@@ -82,6 +93,8 @@ def test_the_tables_are_filled_from_the_benchmark(page, name, rows):
         "growth": table.growth,
         "memory": table.memory,
         "profile": table.profile,
+        "updates": table.updates,
+        "leave one out": table.leave_one_out,
     }[name](result)
     assert block == made
     assert len(block.splitlines()) == rows + 2

@@ -199,6 +199,10 @@ def test_contexts_that_cannot_be_merged():
             ctx.merge(intention.fit(key, value, **chosen))
     with pytest.raises(TypeError, match="merge takes another Context, got Tensor"):
         ctx.merge(key)
+    for k, v in ((key[..., :1], value), (key, value[..., :1])):
+        for keep in (True, False):
+            with pytest.raises(ValueError, match=r"different \(d, k\)"):
+                ctx.merge(intention.fit(k, v, alpha=0.3, keep_points=keep))
     first = intention.fit(key, value, kernel="gaussian")
     with pytest.raises(ValueError, match=r"kernel=first\.kernel"):
         first.merge(intention.fit(2 * key, value, kernel="gaussian"))  # another median, another gamma

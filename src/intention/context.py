@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from dataclasses import dataclass
 from os import PathLike
 from typing import Any
 
@@ -12,39 +10,25 @@ import torch
 from torch import Tensor
 
 from intention import checks, points, storage
-from intention.covariance import Covariance, gain_of, is_named, matrix_of, on_keys
+from intention.covariance import is_named, on_keys
 from intention.features import Features
 from intention.functional import Info
+from intention.kept import Kept
 from intention.kernels import BoundKernel, Custom
-from intention.lazy import lazy
-from intention.solve.constrained import Constraint, constrained
+from intention.solve.constrained import Constraint
 from intention.solve.doors import eager
-from intention.solve.ladder import TOLERATED, Report, warn_inaccurate
 from intention.solve.stats import Stats
-from intention.solve.transform import solve_points
-from intention.systems import Dual, Inner, Primal, Rule
-
-# An estimated error above this is worth another look at the points themselves, whose condition is not squared.
-DOUBTFUL = {torch.float64: 1e-9}
-DOUBTFUL_ELSEWHERE = 1e-6
+from intention.systems import Dual
 
 
-@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class Context:
+class Context(Kept):
     """What `fit` returns. Nothing is changed in place: `add`, `remove`, `merge`, ... give a new Context."""
 
-    key: Tensor | None  # (..., N, d) the points, in the dtype they came in; None where only sums are kept
-    value: Tensor | None  # (..., N, k)
-    weight: Tensor | None  # (..., N)
-    stats: Stats | None  # the sums, where points came or went, or are not kept
-    alpha: Tensor  # (...) float64
-    fits_intercept: bool
-    covariance: Covariance
-    kernel: BoundKernel | None
-    features: Features | Callable[[Tensor], Tensor] | None
-    dtype: torch.dtype
-    matrix: Tensor | None = None  # what a callable covariance estimated, where the points are not kept
-    constraints: tuple[Constraint, ...] = ()
+    def __repr__(self) -> str:
+        n = "sums" if self.key is None else f"N={self.key.shape[-2]}"
+        space = f", kernel={self.kernel.name}" if self.kernel is not None else ""
+        name = self.covariance if isinstance(self.covariance, str) else "callable"
+        return f"Context({n}, lead={self.lead}, covariance={name}{space}, intercept={self.fits_intercept})"
 
     # -- answers ------------------------------------------------------------------------------------------------------
 
@@ -216,126 +200,6 @@ class Context:
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
-    def __repr__(self) -> str:
-        n = "sums" if self.key is None else f"N={self.key.shape[-2]}"
-        space = f", kernel={self.kernel.name}" if self.kernel is not None else ""
-        name = self.covariance if isinstance(self.covariance, str) else "callable"
-        return f"Context({n}, lead={self.lead}, covariance={name}{space}, intercept={self.fits_intercept})"
-
-    @property
-    def device(self) -> torch.device:
-        return self.alpha.device if self.key is None else self.key.device
-
-    @property
-    def lead(self) -> tuple[int, ...]:
-        """The leading dimensions of the fit, those of alpha aside."""
-        if self.key is None or self.value is None:
-            assert self.stats is not None
-            return checks.leading(key=self.stats.scatter.shape[:-2], value=self.stats.cross.shape[:-2])
-        weight = () if self.weight is None else self.weight.shape[:-1]
-        return checks.leading(key=self.key.shape[:-2], value=self.value.shape[:-2], weight=weight)
-
-    @property
-    def _gain(self) -> Tensor | None:
-        return gain_of(self.alpha, self.covariance)
-
-    @property
-    def _points(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        assert self.key is not None
-        assert self.value is not None
-        return self.key, self.value, self.weight
-
-    def _mapped(self, x: Tensor) -> Tensor:
-        """Points in the space of the fit, in float64. A map of the user's own is called in the dtype that came."""
-        if self.features is None:
-            return x.double()
-        return self.features(x.double() if isinstance(self.features, Features) else x).double()
-
-    def _stats_of(self, key: Tensor, value: Tensor, weight: Tensor | None) -> Stats:
-        return Stats.of(self._mapped(key), value, weight)
-
-    @lazy
-    def _wide(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        key, value, weight = self._points
-        return self._mapped(key), value.double(), None if weight is None else weight.double()
-
-    @lazy
-    def _sums(self) -> Stats:
-        return Stats.of(*self._wide) if self.stats is None else self.stats
-
-    @property
-    def _count(self) -> Tensor:
-        system = self._system
-        return system.inner.count if isinstance(system, Dual) else system.stats.total
-
-    @lazy
-    def _system(self) -> Primal | Dual:
-        """The normal equations, in the smaller form. Which one depends on what is kept, so a saved context agrees."""
-        rule = Rule(self.alpha, self._gain, self.fits_intercept, self.covariance, quiet=self._may_look_again)
-        if self.kernel is not None:
-            return self._kernel_system(rule)
-        if self.key is not None and self.stats is None and is_named(self.covariance):
-            key, value, weight = self._wide
-            if key.shape[-2] < key.shape[-1] and (on_keys(self.covariance) or bool((self.alpha > 0).all())):
-                return Dual(Inner(key, weight, rule.intercept, None), value, weight, rule)
-        matrix = self.matrix
-        if not is_named(self.covariance) and matrix is None:
-            key, value, weight = self._points
-            seen = self._mapped(key).to(key.dtype)
-            if self.fits_intercept:
-                seen = (seen.double() - self._sums.mean_key.unsqueeze(-2)).to(key.dtype)
-            matrix = matrix_of(self.covariance, seen, value, weight)
-        return Primal(self._sums, rule, matrix)
-
-    def _kernel_system(self, rule: Rule) -> Dual:
-        assert self.kernel is not None
-        if self.covariance == "within" and eager() and not bool((self.alpha > 0).all()):
-            raise ValueError("a kernel with covariance='within' needs alpha > 0: its Sigma is never of full rank")
-        key, value, weight = self._wide
-        custom = isinstance(self.kernel.kernel, Custom)
-        kernel = _Cast(self.kernel, self._points[0].dtype) if custom else self.kernel
-        return Dual(Inner(key, weight, rule.intercept, kernel), value, weight, rule)
-
-    @property
-    def _may_look_again(self) -> bool:
-        return self.key is not None and self.kernel is None and on_keys(self.covariance) and eager()
-
-    @property
-    def _certified(self) -> Primal | Dual:
-        """The system, for answers that have nothing but it: a doubtful one is warned of."""
-        if self._may_look_again:
-            warn_inaccurate(self._system.report)
-        return self._system
-
-    @lazy
-    def _linear(self) -> tuple[Tensor, Tensor | None, Tensor | None, Report]:
-        """(w, mean of keys, mean of values, report), float64."""
-        system = self._system
-        mean_key = system.inner.mean if isinstance(system, Dual) else system.mean_key
-        w, report = system.w, system.report
-        limit = DOUBTFUL.get(self.dtype, DOUBTFUL_ELSEWHERE)
-        if self._may_look_again and not bool((report.error < limit).all()):
-            key, value, weight = self._wide
-            if mean_key is not None and system.mean_value is not None:
-                key, value = key - mean_key, value - system.mean_value
-            w, report = solve_points(key, value, weight, self.alpha, self._gain)
-            w, report = self._under_constraints(w), report
-        elif self.constraints:
-            w = self._under_constraints(w)
-        return w, mean_key, system.mean_value, report
-
-    def _under_constraints(self, w: Tensor) -> Tensor:
-        if not self.constraints:
-            return w
-        if eager() and not bool((self._system.report.error < TOLERATED).all() & (self.alpha > 0).all()):
-            if not bool(torch.isfinite(self._system.report.error).all()):
-                return w
-            raise ValueError(
-                "constraints need a Sigma that can be inverted, got condition "
-                f"{self._system.report.condition.amax().item():.1e}; use alpha > 0, or a larger one"
-            )
-        return constrained(w, self._system.solve, self.constraints)
-
     def _query(self, query: Tensor) -> tuple[Tensor, torch.dtype]:
         like = self._sums.mean_key if self.key is None else self.key
         checks.query(query, like, self.features is not None and self.key is None)
@@ -387,6 +251,8 @@ class Context:
             raise TypeError(f"merge takes another Context, got {type(other).__name__}; use add(key, value) for points")
         if self.device != other.device:
             raise ValueError(f"the contexts are on {self.device} and {other.device}; fit them on one device")
+        if self._sums_or_points_differ(other):
+            raise ValueError(f"contexts of different (d, k) cannot be merged: {self.sizes} and {other.sizes}")
         if self.constraints or other.constraints:
             raise ValueError("merge the contexts first, then constrain the one that comes of it")
         for name in ("covariance", "fits_intercept"):
@@ -404,6 +270,11 @@ class Context:
                 raise ValueError(
                     f"contexts of different {name} cannot be merged; pass the bound one: fit(..., {name}=first.{name})"
                 )
+
+    def _sums_or_points_differ(self, other: Context) -> bool:
+        if self.features is not None and (self.key is None) != (other.key is None):
+            return self.sizes[1] != other.sizes[1]  # one tells d, the other the number of features
+        return self.sizes != other.sizes
 
     def _need_points(self, what: str) -> tuple[Tensor, Tensor, Tensor | None]:
         if self.key is None:
@@ -427,19 +298,6 @@ class Context:
     def _unconstrained(self, what: str) -> None:
         if self.constraints:
             raise ValueError(f"{what} is not known in closed form under constraints; ask the unconstrained context")
-
-
-class _Cast:
-    """A kernel of the user's own, called in the dtype the points came in."""
-
-    def __init__(self, kernel: BoundKernel, dtype: torch.dtype) -> None:
-        self.kernel, self.dtype = kernel, dtype
-
-    def __call__(self, x: Tensor, y: Tensor) -> Tensor:
-        return self.kernel(x.to(self.dtype), y.to(self.dtype)).double()
-
-    def diagonal(self, x: Tensor) -> Tensor:
-        return self.kernel.diagonal(x.to(self.dtype)).double()
 
 
 def _equal(a: Any, b: Any) -> bool:

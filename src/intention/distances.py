@@ -104,30 +104,38 @@ def _signs(x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, slice]]:
 
 @torch.no_grad()
 def median_distance(key: Tensor, weight: Tensor | None, p: float) -> Tensor:
-    """The lower median of |x_i - x_j|_p over pairs i < j of points that count, per leading element; NaN for no pair."""
-    points, counted = _some(key, weight)
+    """The lower median of |x_i - x_j|_p over pairs of different points, per leading element; NaN for no pair.
+
+    A pair counts w_i w_j, and equal points are no pair, so that a point of weight 2 is a point that comes twice.
+    """
+    points, mass = _some(key, weight)
     if points.shape[-2] == 0:
         return key.new_full(points.shape[:-2], torch.nan)
     distance = torch.cdist(points, points, p=p, compute_mode="donot_use_mm_for_euclid_dist")  # exact 0 for equal points
-    pair = torch.ones_like(distance, dtype=torch.bool).triu(1)
-    if counted is not None:
-        pair = pair & counted.unsqueeze(-1) & counted.unsqueeze(-2)
-    return torch.where(pair, distance, torch.nan).flatten(-2).nanmedian(-1).values
+    pair = torch.ones_like(distance, dtype=torch.bool).triu(1) & (distance > 0)
+    if mass is None:
+        return torch.where(pair, distance, torch.nan).flatten(-2).nanmedian(-1).values
+    sizes = torch.where(pair, mass.unsqueeze(-1) * mass.unsqueeze(-2), 0.0).flatten(-2)
+    distance, order = torch.where(sizes > 0, distance.flatten(-2), torch.nan).sort(-1)  # NaN last
+    so_far = sizes.gather(-1, order).cumsum(-1)
+    at = (so_far < so_far[..., -1:] / 2).sum(-1, keepdim=True)  # the first to reach half of the whole
+    return distance.gather(-1, at.clamp_max(distance.shape[-1] - 1)).squeeze(-1)
 
 
 def _some(key: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """At most LOOKED_AT points, evenly spaced among those that count, and which of them do count."""
+    """At most LOOKED_AT points, evenly spaced among those that count, and how much each counts."""
     *lead, n, d = key.shape
     m = min(n, LOOKED_AT)
     at = torch.arange(m, device=key.device)
     if weight is None:
         return key[..., at * n // max(m, 1), :], None
     lead = checks.leading(key=tuple(lead), weight=weight.shape[:-1])
-    keep = (weight > 0).expand(*lead, n)
+    weight = weight.to(key.dtype).expand(*lead, n)
+    keep = weight > 0
     number = keep.sum(-1, keepdim=True)
     order = torch.argsort(keep.to(torch.int8), dim=-1, descending=True, stable=True)  # those that count, first
     order = order.gather(-1, at * number.clamp_min(m) // max(m, 1))
-    return key.expand(*lead, n, d).gather(-2, order.unsqueeze(-1).expand(*lead, m, d)), at < number
+    return key.expand(*lead, n, d).gather(-2, order.unsqueeze(-1).expand(*lead, m, d)), weight.gather(-1, order)
 
 
 def with_diagonal(matrix: Tensor, diagonal: Tensor) -> Tensor:

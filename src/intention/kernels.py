@@ -192,9 +192,9 @@ class Gaussian(_Scaled):
     tensor(0.2500)
 
     gamma: a positive number; a positive tensor that broadcasts to the leading dimensions, whose gradient flows; or
-        None, the median heuristic: over pairs i < j of the context (for an even number of pairs the lower of the two
-        in the middle), per leading element, without gradient. Points of weight 0 do not count, and of more than 1000
-        points 1000 are looked at, evenly spaced. Where the median is 0 or there is no pair, gamma is 1.
+        None, the median heuristic: over pairs of different points of the context (for an even number of pairs the
+        lower of the two in the middle), each counted w_i w_j, per leading element, without gradient. Of more than 1000
+        points 1000 are looked at, evenly spaced. Where there is no pair, gamma is 1.
     learnable: a parameter `log_gamma`, starting at 0, multiplies gamma by exp(log_gamma), so it stays positive.
     """
 

@@ -1,9 +1,15 @@
-"""A property computed once. functools.cached_property holds a lock before Python 3.12, where torch.compile stops."""
+"""A property computed once.
+
+functools.cached_property holds a lock before Python 3.12, where torch.compile stops; and what was computed under
+no_grad must not be handed out where a gradient is wanted.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar, overload
+
+import torch
 
 T = TypeVar("T")
 
@@ -21,6 +27,8 @@ class lazy(Generic[T]):
     def __get__(self, instance: Any, owner: type) -> T | lazy[T]:
         if instance is None:
             return self
-        value = self.function(instance)
-        instance.__dict__[self.name] = value
-        return value
+        # under this name Python finds it without coming here; it serves no_grad, too, but not the other way round
+        name = self.name if torch.is_grad_enabled() else f"{self.name} without gradient"
+        if name not in instance.__dict__:
+            instance.__dict__[name] = self.function(instance)
+        return instance.__dict__[name]

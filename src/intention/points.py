@@ -8,6 +8,7 @@ from torch import Tensor
 from intention import checks
 
 PointSet = tuple[Tensor, Tensor, Tensor | None]
+CHUNK = 1 << 26  # pairs of points that are compared at once
 
 
 def join(old: PointSet, new: PointSet) -> PointSet:
@@ -26,26 +27,56 @@ def split(points: PointSet, gone: PointSet) -> tuple[PointSet, PointSet]:
     lead = checks.leading(
         key=points[0].shape[:-2], value=points[1].shape[:-2], gone=gone[0].shape[:-2], gone_value=gone[1].shape[:-2]
     )
-    key, value = (x.expand(*lead, *x.shape[-2:]) for x in points[:2])
-    weight = None if points[2] is None else points[2].expand(*lead, points[2].shape[-1])
-    free = torch.ones(key.shape[:-1], dtype=torch.bool, device=key.device)
+    old, new = _rows(points, lead, gone[2] is not None), _rows(gone, lead, gone[2] is not None)
+    n, m = points[0].shape[-2], gone[0].shape[-2]
+    free = torch.ones(old[0].shape[0], n, dtype=torch.bool, device=points[0].device)
     taken = []
-    for j in range(gone[0].shape[-2]):
-        same = (key == gone[0][..., j : j + 1, :]).all(-1) & (value == gone[1][..., j : j + 1, :]).all(-1) & free
-        if gone[2] is not None:
-            mass = torch.ones_like(key[..., 0]) if weight is None else weight
-            same = same & (mass == gone[2][..., j : j + 1])
-        if not bool(same.any(-1).all()):
-            raise ValueError(
-                f"point {j} of those to remove is not in the context (in every batch element, with equal key and value"
-                f"{' and weight' if gone[2] is not None else ''}); remove points as they were added, in their dtype"
-            )
-        at = same.to(torch.uint8).argmax(-1, keepdim=True)
-        free = free.scatter(-1, at, False)
-        taken.append(at)
-    left = free.to(torch.uint8).argsort(dim=-1, descending=True, stable=True)[..., : key.shape[-2] - len(taken)]
-    out = torch.cat(taken, -1) if taken else left[..., :0]
-    return _take((key, value, weight), left), _take((key, value, weight), out)
+    step = max(1, CHUNK // max(1, free.numel()))
+    for start in range(0, m, step):
+        same = _equal_rows(old, [x[:, start : start + step] for x in new])
+        for j in range(same.shape[1]):
+            found = same[:, j] & free
+            if not bool(found.any(-1).all()):
+                raise ValueError(
+                    f"point {start + j} of those to remove is not in the context (in every batch element, with equal "
+                    f"key and value{' and weight' if gone[2] is not None else ''}); remove points as they were added"
+                )
+            at = found.to(torch.uint8).argmax(-1, keepdim=True)
+            free = free.scatter(-1, at, False)
+            taken.append(at)
+    left = free.to(torch.uint8).argsort(dim=-1, descending=True, stable=True)[:, : n - m].reshape(*lead, n - m)
+    out = torch.cat(taken, -1).reshape(*lead, m) if taken else left[..., :0]
+    key, value, weight = points
+    whole = key.expand(*lead, *key.shape[-2:]), value.expand(*lead, *value.shape[-2:]), _spread(weight, lead)
+    return _take(whole, left), _take(whole, out)
+
+
+def _rows(points: PointSet, lead: tuple[int, ...], with_weight: bool) -> list[Tensor]:
+    """Keys, values and (as a column, 1 where there are none) weights, each (B, N, columns)."""
+    key, value, _ = points
+    parts = [key, value] + ([_mass(points).unsqueeze(-1)] if with_weight else [])
+    return [x.detach().expand(*lead, *x.shape[-2:]).reshape(-1, *x.shape[-2:]) for x in parts]
+
+
+def _equal_rows(old: list[Tensor], new: list[Tensor]) -> Tensor:
+    """(B, m, N): which rows of `old` equal which of `new`, in all parts.
+
+    Column by column until few pairs are left, and those as a whole: for most data that is one column.
+    """
+    columns = [(x[..., i], y[..., i]) for x, y in zip(old, new, strict=True) for i in range(x.shape[-1])]
+    same = torch.ones(old[0].shape[0], new[0].shape[1], old[0].shape[1], dtype=torch.bool, device=old[0].device)
+    for mine, theirs in columns:
+        same &= mine.unsqueeze(-2) == theirs.unsqueeze(-1)
+        if int(same.sum()) <= 4 * same.shape[0] * same.shape[1]:
+            break
+    batch, row, at = same.nonzero(as_tuple=True)
+    equal = [(x[batch, at] == y[batch, row]).all(-1) for x, y in zip(old, new, strict=True)]
+    same[batch, row, at] = torch.stack(equal).all(0)
+    return same
+
+
+def _spread(weight: Tensor | None, lead: tuple[int, ...]) -> Tensor | None:
+    return None if weight is None else weight.expand(*lead, weight.shape[-1])
 
 
 def _take(points: PointSet, at: Tensor) -> PointSet:

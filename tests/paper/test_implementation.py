@@ -10,6 +10,7 @@ from sklearn.kernel_ridge import KernelRidge
 from torch import Tensor
 from torch.testing import assert_close
 
+import intention
 from intention import functional as F
 from intention import naive
 
@@ -101,6 +102,34 @@ def test_equation_kerneltrick_is_kernel_ridge(normal):
     close(ours, torch.from_numpy(oracle.predict(query.numpy())))
     # with the printed plus sign there is no square root to take
     assert torch.linalg.eigvalsh(torch.exp(gamma * torch.cdist(key, key).square())).min() < -1
+
+
+def test_equation_kerneltrick_through_fit(normal):
+    """The paper's phi_K, its kernel ridge, and Nystroem with every point a landmark: one prediction."""
+    n, d, alpha = 7, 3, 0.1
+    query, key, value = normal(m, d), normal(n, d), normal(n, k)
+    kernel = intention.kernels.Gaussian(0.4)
+    against, within = kernel(query, key), kernel(key, key)
+    want = F.intention(features(against, within), features(within, within), value, alpha=alpha)
+    close(intention.fit(key, value, alpha=alpha, kernel=kernel)(query), want)
+    close(intention.fit(key, value, alpha=alpha, kernel=kernel, features="nystroem", landmarks=n)(query), want)
+
+
+def test_claim_nystroem_costs_landmarks(normal):
+    """Nystroem is ridge on m features: the sums that are kept are m x m, and it nears the kernel as m grows."""
+    n, d = 60, 2
+    query, key = normal(m, d), normal(n, d)
+    value = key.square().sum(-1, keepdim=True).sin()
+    kernel = intention.kernels.Gaussian(0.4)
+    want = intention.fit(key, value, alpha=0.01, kernel=kernel)(query)
+    errors = []
+    for landmarks in (3, 20, 40):
+        chosen = {"features": "nystroem", "landmarks": landmarks, "choose": "kmeans++"}
+        seed = torch.Generator().manual_seed(0)
+        ctx = intention.fit(key, value, alpha=0.01, kernel=kernel, keep_points=False, generator=seed, **chosen)
+        assert ctx.stats.scatter.shape == (landmarks, landmarks)
+        errors.append((ctx(query) - want).norm().item())
+    assert errors[0] > 3 * errors[1] > 9 * errors[2]
 
 
 def test_claim_intention_map_is_a_mahalanobis_product(normal):

@@ -5,13 +5,14 @@ from __future__ import annotations
 from functools import partial
 
 import torch
-from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis, QuadraticDiscriminantAnalysis
 from sklearn.linear_model import Ridge
 from torch import Tensor
 from torch.testing import assert_close
 
+import intention
+from intention import discriminant, naive
 from intention import functional as F
-from intention import naive
 
 close = partial(assert_close, rtol=1e-10, atol=1e-10)  # a number rounded to float32 on its way would not pass
 
@@ -148,3 +149,76 @@ def test_proposition_variants_qda_as_printed_is_lda(normal):
     assert scale[0] > 1.01  # the within-class scatter is the smaller one
     w = naive.intention(eye(d), x, printed_relabelling(y), naive.sigma(within, 0.0))
     assert alignment(w, x, y) < 0.9  # the relabelling is printed as for LDA
+
+
+def test_proposition_variants_both_routes_are_one_classifier(normal):
+    """LDA by the total and by the within-class covariance, with its threshold: scikit-learn's, on every query."""
+    x, y = two_classes(normal)
+    query = normal(m, d) + 2
+    theirs = LinearDiscriminantAnalysis(solver="lsqr").fit(x.numpy(), y.numpy())
+    for route in ("within", "total"):
+        logits = discriminant.lda(x, y.long(), route=route)(query)
+        close(logits[:, 1] - logits[:, 0], torch.from_numpy(theirs.decision_function(query.numpy())))
+
+
+def test_covariance_within_is_the_printed_qda(normal):
+    """covariance="within": the printed Sigma = sum_k cov(X^k), with the class sums X'y for one-hot y."""
+    x, y = two_classes(normal)
+    query, hot = normal(m, d), torch.stack([1 - y, y], -1)
+    zero, one = class_means(x, y)
+    within = x - torch.where(y[:, None] == 1, one, zero)
+    want = naive.intention(query, x, hot, naive.sigma(within, C))
+    close(F.intention(query, x, hot, alpha=C, covariance="within"), want)
+    close(intention.fit(x, hot, alpha=C, covariance="within")(query), want)
+
+
+def test_qda_has_a_covariance_per_class(normal):
+    """Real QDA is quadratic in the query, which no Sigma^-1 X'y is."""
+    x, y = two_classes(normal)
+    x = torch.where(y[:, None] == 1, 0.3 * x, x)
+    query = normal(m, d) + 2
+    ours = discriminant.qda(x, y.long())
+    theirs = QuadraticDiscriminantAnalysis().fit(x.numpy(), y.numpy())
+    logits = ours(query)
+    close(logits[:, 1] - logits[:, 0], torch.from_numpy(theirs.decision_function(query.numpy())))
+    steps = torch.linspace(0, 1, 4, dtype=torch.float64)[:, None]
+    line = ours(query[:1] + steps * (query[1:2] - query[:1]))
+    gap = line[:, 1] - line[:, 0]
+    assert (gap[2:] - 2 * gap[1:-1] + gap[:-2]).abs().min() > 1e-3  # a second difference: not linear
+    assert (gap[3] - 3 * gap[2] + 3 * gap[1] - gap[0]).abs() < 1e-8  # no third: quadratic
+
+
+def test_kernelised_variants_are_the_variants_on_features(normal):
+    """Claim: "we can also easily construct kernelised versions of each of these variants"."""
+    x, y = two_classes(normal)
+    x, query = x[:, :2] / 3, normal(m, 2)
+    kernel = intention.kernels.Polynomial(degree=2, gamma=1.0, coef0=1.0)  # (1 + x.y)^2
+
+    def phi(z: Tensor) -> Tensor:
+        a, b = (2**0.5 * z).unbind(-1)
+        return torch.stack([torch.ones_like(a), a, b, a * a / 2, b * b / 2, a * b / 2**0.5], -1)
+
+    close(phi(query) @ phi(x).mT, kernel(query, x))
+    labels = (2 * y - 1)[:, None]
+    for option in ({}, {"intercept": True}, {"weight": normal(n).square()}):
+        ours = intention.fit(x, labels, alpha=C, kernel=kernel, **option)(query)
+        close(ours, F.intention(phi(query), phi(x), labels, alpha=C, **option))
+    for make in (discriminant.ls_svm, discriminant.lda, discriminant.qda):
+        ours, plain = make(x, y.long(), alpha=C, kernel=kernel)(query), make(phi(x), y.long(), alpha=C)(phi(query))
+        close(ours[:, 1] - ours[:, 0], plain[:, 1] - plain[:, 0])
+
+
+def test_claim_constraints_need_more_than_one_pass(normal):
+    """Claim: w* - ZC(C'ZC)^-1(C'w* - c) over the violated constraints. With Z = Sigma^-1, alpha included, it is optimal
+    for one constraint; for several it is often neither optimal nor feasible.
+    """
+    ctx = intention.fit(normal(200, n, d), normal(200, n, 1), alpha=C)
+    share = {}
+    for p in (1, 5):
+        c = normal(200, d, p)
+        bound = c.mT @ normal(200, d, 1) * 0.5  # some w satisfies all of them with equality
+        once, exact = intention.constraints.one_pass(ctx, c, bound), ctx.constrain(c, bound).w
+        assert (c.mT @ exact - bound).min() > -1e-8
+        share[p] = ((once - exact).norm(dim=(-2, -1)) < 1e-8).double().mean().item()
+    assert share[1] == 1
+    assert share[5] < 0.5

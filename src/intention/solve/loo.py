@@ -65,13 +65,13 @@ def grid_errors(
     fit: Spectral, weight: Tensor | None, count: Tensor | None, alphas: Tensor, gains: Tensor | None
 ) -> Tensor:
     """(..., G): the sum over points and columns of w e^2 for each alpha of the grid (..., G)."""
+    scaled = fit.values[..., None, :] if gains is None else gains[..., None] * fit.values[..., None, :]
+    sigma = scaled + alphas[..., None]
+    powers = torch.where(sigma > 0, 1 / sigma, 0.0)  # (..., G, r)
+    hats = fit.rows.square() @ powers.mT  # (..., N, G)
     errors = []
     for j in range(alphas.shape[-1]):
-        c = None if gains is None else gains[..., j]
-        scaled = fit.values if c is None else c[..., None] * fit.values
-        sigma = scaled + alphas[..., j, None]
-        power = torch.where(sigma > 0, 1 / sigma, 0.0)
-        hat = (fit.rows.square() * power[..., None, :]).sum(-1)
-        fitted = fit.rows @ (power[..., None] * fit.rhs)
-        errors.append(residuals(hat, fitted, fit.target, weight, count, c).square().sum((-2, -1)))
+        fitted = fit.rows @ (powers[..., j, :, None] * fit.rhs)
+        gain = None if gains is None else gains[..., j]
+        errors.append(residuals(hats[..., j], fitted, fit.target, weight, count, gain).square().sum((-2, -1)))
     return torch.stack(torch.broadcast_tensors(*errors), -1)

@@ -1,0 +1,176 @@
+"""What a context keeps, points or sums, and the linear system it makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from intention import checks
+from intention.covariance import Covariance, gain_of, is_named, matrix_of, on_keys
+from intention.features import Features
+from intention.kernels import BoundKernel, Custom
+from intention.lazy import lazy
+from intention.solve.constrained import Constraint, constrained
+from intention.solve.doors import eager
+from intention.solve.ladder import TOLERATED, Report, warn_inaccurate
+from intention.solve.stats import Stats
+from intention.solve.transform import solve_points
+from intention.systems import Dual, Inner, Primal, Rule
+
+# An estimated error above this is worth another look at the points themselves, whose condition is not squared.
+DOUBTFUL = {torch.float64: 1e-9}
+DOUBTFUL_ELSEWHERE = 1e-6
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class Kept:
+    """The fields of a Context. Nothing is changed in place."""
+
+    key: Tensor | None  # (..., N, d) the points, in the dtype they came in; None where only sums are kept
+    value: Tensor | None  # (..., N, k)
+    weight: Tensor | None  # (..., N)
+    stats: Stats | None  # the sums, where points came or went, or are not kept
+    alpha: Tensor  # (...) float64
+    fits_intercept: bool
+    covariance: Covariance
+    kernel: BoundKernel | None
+    features: Features | Callable[[Tensor], Tensor] | None
+    dtype: torch.dtype
+    matrix: Tensor | None = None  # what a callable covariance estimated, where the points are not kept
+    constraints: tuple[Constraint, ...] = ()
+
+    @property
+    def device(self) -> torch.device:
+        return self.alpha.device if self.key is None else self.key.device
+
+    @property
+    def lead(self) -> tuple[int, ...]:
+        """The leading dimensions of the fit, those of alpha aside."""
+        if self.key is None or self.value is None:
+            assert self.stats is not None
+            return checks.leading(key=self.stats.scatter.shape[:-2], value=self.stats.cross.shape[:-2])
+        weight = () if self.weight is None else self.weight.shape[:-1]
+        return checks.leading(key=self.key.shape[:-2], value=self.value.shape[:-2], weight=weight)
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """(d, k): of the points, or of their features where only sums are kept"""
+        if self.key is not None and self.value is not None:
+            return self.key.shape[-1], self.value.shape[-1]
+        assert self.stats is not None
+        return self.stats.mean_key.shape[-1], self.stats.mean_value.shape[-1]
+
+    @property
+    def _gain(self) -> Tensor | None:
+        return gain_of(self.alpha, self.covariance)
+
+    @property
+    def _points(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        assert self.key is not None
+        assert self.value is not None
+        return self.key, self.value, self.weight
+
+    def _mapped(self, x: Tensor) -> Tensor:
+        """Points in the space of the fit, in float64. A map of the user's own is called in the dtype that came."""
+        if self.features is None:
+            return x.double()
+        return self.features(x.double() if isinstance(self.features, Features) else x).double()
+
+    def _stats_of(self, key: Tensor, value: Tensor, weight: Tensor | None) -> Stats:
+        return Stats.of(self._mapped(key), value, weight)
+
+    @lazy
+    def _wide(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        key, value, weight = self._points
+        return self._mapped(key), value.double(), None if weight is None else weight.double()
+
+    @lazy
+    def _sums(self) -> Stats:
+        return Stats.of(*self._wide) if self.stats is None else self.stats
+
+    @property
+    def _count(self) -> Tensor:
+        system = self._system
+        return system.inner.count if isinstance(system, Dual) else system.stats.total
+
+    @lazy
+    def _system(self) -> Primal | Dual:
+        """The normal equations, in the smaller form. Which one depends on what is kept, so a saved context agrees."""
+        rule = Rule(self.alpha, self._gain, self.fits_intercept, self.covariance, quiet=self._may_look_again)
+        if self.kernel is not None:
+            return self._kernel_system(rule)
+        if self.key is not None and self.stats is None and is_named(self.covariance):
+            key, value, weight = self._wide
+            if key.shape[-2] < key.shape[-1] and (on_keys(self.covariance) or bool((self.alpha > 0).all())):
+                return Dual(Inner(key, weight, rule.intercept, None), value, weight, rule)
+        matrix = self.matrix
+        if not is_named(self.covariance) and matrix is None:
+            key, value, weight = self._points
+            seen = self._mapped(key).to(key.dtype)
+            if self.fits_intercept:
+                seen = (seen.double() - self._sums.mean_key.unsqueeze(-2)).to(key.dtype)
+            matrix = matrix_of(self.covariance, seen, value, weight)
+        return Primal(self._sums, rule, matrix)
+
+    def _kernel_system(self, rule: Rule) -> Dual:
+        assert self.kernel is not None
+        if self.covariance == "within" and eager() and not bool((self.alpha > 0).all()):
+            raise ValueError("a kernel with covariance='within' needs alpha > 0: its Sigma is never of full rank")
+        key, value, weight = self._wide
+        custom = isinstance(self.kernel.kernel, Custom)
+        kernel = _Cast(self.kernel, self._points[0].dtype) if custom else self.kernel
+        return Dual(Inner(key, weight, rule.intercept, kernel), value, weight, rule)
+
+    @property
+    def _may_look_again(self) -> bool:
+        return self.key is not None and self.kernel is None and on_keys(self.covariance) and eager()
+
+    @property
+    def _certified(self) -> Primal | Dual:
+        """The system, for answers that have nothing but it: a doubtful one is warned of."""
+        if self._may_look_again:
+            warn_inaccurate(self._system.report)
+        return self._system
+
+    @lazy
+    def _linear(self) -> tuple[Tensor, Tensor | None, Tensor | None, Report]:
+        """(w, mean of keys, mean of values, report), float64."""
+        system = self._system
+        mean_key = system.inner.mean if isinstance(system, Dual) else system.mean_key
+        w, report = system.w, system.report
+        limit = DOUBTFUL.get(self.dtype, DOUBTFUL_ELSEWHERE)
+        if self._may_look_again and not bool((report.error < limit).all()):
+            key, value, weight = self._wide
+            if mean_key is not None and system.mean_value is not None:
+                key, value = key - mean_key, value - system.mean_value
+            w, report = solve_points(key, value, weight, self.alpha, self._gain)
+        w = self._under_constraints(w)
+        return w, mean_key, system.mean_value, report
+
+    def _under_constraints(self, w: Tensor) -> Tensor:
+        if not self.constraints:
+            return w
+        if eager() and not bool((self._system.report.error < TOLERATED).all() & (self.alpha > 0).all()):
+            if not bool(torch.isfinite(self._system.report.error).all()):
+                return w
+            raise ValueError(
+                "constraints need a Sigma that can be inverted, got condition "
+                f"{self._system.report.condition.amax().item():.1e}; use alpha > 0, or a larger one"
+            )
+        return constrained(w, self._system.solve, self.constraints)
+
+
+class _Cast:
+    """A kernel of the user's own, called in the dtype the points came in."""
+
+    def __init__(self, kernel: BoundKernel, dtype: torch.dtype) -> None:
+        self.kernel, self.dtype = kernel, dtype
+
+    def __call__(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.kernel(x.to(self.dtype), y.to(self.dtype)).double()
+
+    def diagonal(self, x: Tensor) -> Tensor:
+        return self.kernel.diagonal(x.to(self.dtype)).double()
