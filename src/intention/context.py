@@ -195,8 +195,9 @@ class Context(Kept):
         storage.save(self.state_dict(), path)
 
     @staticmethod
-    def load(path: str | PathLike) -> Context:
-        return Context.from_state_dict(storage.load(path))
+    def load(path: str | PathLike, device: str | torch.device = "cpu") -> Context:
+        """Read what `save` wrote, onto `device`."""
+        return Context.from_state_dict(storage.load(path, str(device)))
 
     # -- inside -------------------------------------------------------------------------------------------------------
 

@@ -290,7 +290,7 @@ def _threshold(threshold: Any, classes: int, device: torch.device) -> Tensor | N
     if isinstance(threshold, Tensor) and threshold.dim() > 0:
         if threshold.shape[-1] != classes:
             raise ValueError(f"threshold must be (..., C) with C = {classes} classes, got {tuple(threshold.shape)}")
-        return threshold.double().unsqueeze(-2)
+        return threshold.to(device, torch.float64).unsqueeze(-2)
     if classes != 2:
         raise ValueError(f"one threshold belongs to 2 classes, got {classes}; give a tensor (..., C)")
     lead = _number(threshold, "threshold", device)

@@ -90,10 +90,10 @@ def save(state: dict[str, Tensor], path: str | PathLike) -> None:
     _safetensors().save_file(state, fspath(path))
 
 
-def load(path: str | PathLike) -> dict[str, Tensor]:
+def load(path: str | PathLike, device: str) -> dict[str, Tensor]:
     name = fspath(path)
     try:
-        state = _safetensors().load_file(name)
+        state = _safetensors().load_file(name, device)
     except OSError:
         raise
     except Exception as error:  # safetensors raises its own class, which needs safetensors to name

@@ -40,6 +40,8 @@ class Constraint(NamedTuple):
             raise ValueError(
                 f"C must have d = {d} rows, one per weight, got {tuple(normal.shape)}; is it C.mT you mean?"
             )
+        if normal.device != w.device:
+            raise ValueError(f"C is on {normal.device} but the context is on {w.device}; move it with .to(device)")
         p = normal.shape[-1]
         if not isinstance(bound, Tensor):
             checks.number("c", bound)
