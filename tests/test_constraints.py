@@ -170,7 +170,7 @@ def test_what_cannot_be():
         ctx.constrain(c, torch.zeros(3))
     with pytest.raises(ValueError, match="kind must be one of"):
         ctx.constrain(c, bound, "le")
-    with pytest.raises(ValueError, match="a kernel fit has no w to constrain"):
+    with pytest.raises(ValueError, match="constrain belongs to weights w"):
         intention.fit(key, value, kernel="gaussian").constrain(c, bound)
     with pytest.raises(ValueError, match="use alpha > 0"):
         intention.fit(key[:, :2], value[:, :2], alpha=0).constrain(c, bound).w  # noqa: B018

@@ -51,6 +51,18 @@ def points(query: Tensor, key: Tensor, value: Tensor) -> None:
         )
 
 
+def fitted_points(key: object, value: object) -> None:
+    """key (..., N, d) and value (..., N, k), without queries."""
+    for name, x in (("key", key), ("value", value)):
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}; use torch.as_tensor({name})")
+        if not x.dtype.is_floating_point:
+            raise TypeError(f"{name} must have a floating-point dtype, got {x.dtype}; use {name}.float()")
+    assert isinstance(key, Tensor)
+    assert isinstance(value, Tensor)
+    points(key, key, value)
+
+
 def leading(**shapes: tuple[int, ...]) -> tuple[int, ...]:
     """The broadcast of leading dimensions."""
     first, *rest = shapes.values()
@@ -61,8 +73,8 @@ def leading(**shapes: tuple[int, ...]) -> tuple[int, ...]:
     except RuntimeError:
         listing = ", ".join(f"{name} {tuple(s)}" for name, s in shapes.items())
         raise ValueError(
-            f"leading (batch and head) dimensions must broadcast, got {listing}; for fewer key than query heads pass "
-            "enable_gqa=True"
+            f"leading (batch and head) dimensions must broadcast, got {listing}"
+            + ("; for fewer key than query heads pass enable_gqa=True" if {"query", "key"} <= set(shapes) else "")
         ) from None
 
 
@@ -91,7 +103,7 @@ def covariance(got: object) -> None:
         choice("covariance", got, COVARIANCES)
 
 
-def covariance_matrix(sigma: object, key: Tensor) -> None:
+def covariance_matrix(sigma: object, key: Tensor, look: bool) -> None:
     """What a callable covariance returned: (..., d, d), floating point, symmetric."""
     d = key.shape[-1]
     if not isinstance(sigma, Tensor) or not sigma.dtype.is_floating_point:
@@ -100,6 +112,8 @@ def covariance_matrix(sigma: object, key: Tensor) -> None:
     if sigma.dim() < 2 or sigma.shape[-2:] != (d, d):
         raise ValueError(f"a covariance must return (..., d, d) with d = {d} features, got {tuple(sigma.shape)}")
     leading(key=key.shape[:-2], covariance=sigma.shape[:-2])
+    if not look:
+        return
     with torch.no_grad():
         uneven, size = (sigma - sigma.mT).abs().amax(), sigma.abs().amax()
         if sigma.numel() and bool(uneven > 1e-4 * size):
@@ -107,6 +121,15 @@ def covariance_matrix(sigma: object, key: Tensor) -> None:
                 f"a covariance must return a symmetric matrix, got entries that differ by {uneven.item():.1e} from "
                 "their mirror images; return (sigma + sigma.mT) / 2 if that is what you mean"
             )
+
+
+def semidefinite(values: Tensor, slack: Tensor) -> None:
+    """Eigenvalues of what must be positive semidefinite."""
+    if bool((values < -slack).any()):
+        raise ValueError(
+            f"a kernel or covariance must be positive semidefinite, got an eigenvalue {values.amin().item():.3g}; use "
+            "another kernel, or an alpha that makes up for it"
+        )
 
 
 def one_hot(value: Tensor, keep: Tensor | None = None) -> None:
@@ -157,8 +180,11 @@ def priors(priors: object, sizes: Tensor) -> Tensor:
         raise ValueError(f"priors must have shape (..., C) with C = {classes} classes, got {tuple(priors.shape)}")
     prior = priors.to(sizes.device, torch.float64)
     ok = (prior >= 0).all() & ((prior.sum(-1) - 1).abs() < 1e-5).all()
-    if not torch.compiler.is_compiling() and not bool(ok):
-        raise ValueError(f"priors must be >= 0 and sum to 1, got {priors.detach().tolist()}; use p / p.sum()")
+    if not torch.compiler.is_compiling():
+        if not bool(ok):
+            raise ValueError(f"priors must be >= 0 and sum to 1, got {priors.detach().tolist()}; use p / p.sum()")
+        if bool(((prior > 0) & (sizes <= 0)).any()):
+            raise ValueError("priors must be 0 for classes without points, whose means are not known; drop the class")
     return prior / prior.sum(-1, keepdim=True)
 
 

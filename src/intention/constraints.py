@@ -57,7 +57,7 @@ class LinearConstraint(nn.Module):
             self._hold(name, x)
 
     def _hold(self, name: str, x: Any) -> None:
-        x = x if isinstance(x, Tensor) else torch.tensor(float(x), dtype=torch.float64)
+        x = x if isinstance(x, Tensor) else torch.as_tensor(x, dtype=torch.float64)
         if isinstance(x, nn.Parameter):
             self.register_parameter(name, x)
         else:

@@ -17,7 +17,8 @@ from intention.kept import Kept
 from intention.kernels import BoundKernel, Custom
 from intention.solve.constrained import Constraint
 from intention.solve.doors import eager
-from intention.solve.stats import Stats
+from intention.solve.ladder import Report, warn_inaccurate
+from intention.solve.stats import EPS, Stats
 from intention.systems import Dual
 
 
@@ -45,16 +46,13 @@ class Context(Kept):
     @property
     def w(self) -> Tensor:
         """The weights (..., d, k) of a linear fit; of one with features, those of the features."""
-        if self.kernel is not None:
-            raise ValueError(
-                f"a fit with kernel {self.kernel.name!r} has no w in the space of the keys; call the context on "
-                "queries, or use features='nystroem'"
-            )
+        self._need_w("w")
         return self._linear[0].to(self.dtype)
 
     @property
     def intercept(self) -> Tensor:
         """The constant (..., k) of a linear fit; 0 where none was asked for."""
+        self._need_w("intercept")
         w, mean_key, mean_value, _ = self._linear
         if mean_key is None or mean_value is None:
             return torch.zeros_like(w[..., 0, :]).to(self.dtype)
@@ -69,10 +67,14 @@ class Context(Kept):
         self._unconstrained("variance")
         query, dtype = self._query(query)
         level = self.alpha if self._gain is None else self.alpha / self._gain
-        out = self._certified.spread(query)
+        system = self._certified
+        out = system.spread(query)
+        if eager() and isinstance(system, Dual) and self.kernel is not None:
+            _warn_cancelled(out, system.inner.square(query))
         if self.fits_intercept:
             out = out + (level / self._count)[..., None]
-        return (out + level[..., None] if noise else out).to(dtype)
+        lead = checks.leading(query=query.shape[:-2], context=self.lead, alpha=self.alpha.shape)
+        return (out + level[..., None] if noise else out).expand(*lead, query.shape[-2]).to(dtype)
 
     def leverage(self) -> Tensor:
         """How much each point pulls its own prediction, df_i/dv_i (..., N)."""
@@ -83,14 +85,44 @@ class Context(Kept):
         return (system.leverage() if isinstance(system, Dual) else system.leverage(key, weight)).to(self.dtype)
 
     def leave_one_out(self) -> Tensor:
-        """v_i minus the prediction of the fit without point i, (..., N, k), in closed form."""
+        """v_i minus the prediction of the fit without point i, (..., N, k), in closed form.
+
+        Points whose leverage is 1 up to rounding are left out one by one instead: there are at most d of them.
+        """
         self._unconstrained("leave_one_out")
         key, value, weight = self._need_points("leave_one_out")
         self._need_closed_form("leave_one_out")
         system = self._certified
         if isinstance(system, Dual):
-            return system.leave_one_out().to(self.dtype)
-        return system.leave_one_out(key, value, weight).to(self.dtype)
+            out, risky = system.leave_one_out(), system.at_risk()
+        else:
+            out, risky = system.leave_one_out(key, value, weight), system.at_risk(key, weight)
+        if eager() and bool(risky.any()):
+            out = self._without_each(out, risky)
+        return out.to(self.dtype)
+
+    def _without_each(self, out: Tensor, risky: Tensor) -> Tensor:
+        """`out` with the errors of the points `risky` (..., N) from fits that count them 0."""
+        lead = checks.leading(fit=out.shape[:-2], alpha=self.alpha.shape)
+        key, value, weight = self._points
+        n = key.shape[-2]
+        weight = torch.ones_like(key[..., 0]) if weight is None else weight
+        out = out.expand(*lead, *out.shape[-2:]).reshape(-1, *out.shape[-2:])
+        risky = risky.expand(*lead, n).reshape(-1, n)
+        key, value = (x.expand(*lead, *x.shape[-2:]).reshape(-1, *x.shape[-2:]) for x in (key, value))
+        weight, alpha = weight.expand(*lead, n).reshape(-1, n), self.alpha.expand(lead).reshape(-1)
+        element, point = risky.nonzero(as_tuple=True)
+        errors = []
+        step = max(1, (1 << 24) // (n * key.shape[-1]))
+        for start in range(0, len(element), step):
+            at, i = element[start : start + step], point[start : start + step]
+            taken = torch.zeros(len(at), n, dtype=weight.dtype, device=weight.device).scatter(1, i[:, None], 1.0)
+            rest = {"key": key[at], "value": value[at], "weight": weight[at] * (1 - taken), "alpha": alpha[at]}
+            kernel = None if self.kernel is None else self.kernel.take(lead, at)
+            fitted = dataclasses.replace(self, **rest, stats=None, kernel=kernel)
+            errors.append(value[at, i].double() - fitted(key[at, i].unsqueeze(-2)).squeeze(-2).double())
+        out = out.index_put((element, point), torch.cat(errors))
+        return out.reshape(*lead, *out.shape[-2:])
 
     def describe(self) -> Info:
         """Route (an index into `functional.ROUTES`), condition and estimated relative error of the fit (...)."""
@@ -104,7 +136,8 @@ class Context(Kept):
         self._check_points(key, value, weight)
         self._need_sums("add")
         more = self._points_with(key, value, weight) if self.key is not None else {}
-        return dataclasses.replace(self, **more, stats=self._sums_with(key, value, weight))
+        dtype = torch.promote_types(self.dtype, torch.promote_types(key.dtype, value.dtype))
+        return dataclasses.replace(self, **more, dtype=dtype, stats=self._sums_with(key, value, weight))
 
     def remove(self, key: Tensor, value: Tensor, weight: Tensor | None = None) -> Context:
         """The context without some of its points. Where points are kept they must be there, each as often as given
@@ -119,6 +152,8 @@ class Context(Kept):
         stats = None
         if self.stats is not None and n >= d:
             stats, _ = self.stats.remove(self._stats_of(*gone))
+            if bool((stats.noise > 1e3 * EPS * stats.scatter.diagonal(0, -2, -1)).any()):
+                stats = None  # what went was so much larger that its rounding shows in what is left: sum that anew
         return dataclasses.replace(self, key=left[0], value=left[1], weight=left[2], stats=stats)
 
     def merge(self, other: Context) -> Context:
@@ -165,19 +200,20 @@ class Context(Kept):
         normal: C (..., d, p). bound: c, a number or a tensor that broadcasts to (..., p, k); one of shape (p,) holds
         for every column. They add to the constraints that are there. ValueError when they cannot all hold.
         """
-        if self.kernel is not None:
-            raise ValueError(
-                "a kernel fit has no w to constrain; use features='nystroem', whose w is that of the features"
-            )
+        self._need_w("constrain")
         constraint = Constraint.of(normal, bound, kind, self.free_w())
+        if constraint.normal.shape[-1] == 0:
+            return self
         return dataclasses.replace(self, constraints=(*self.constraints, constraint))
 
     def free_w(self) -> Tensor:
         """w (..., d, k) without the constraints, in float64."""
+        self._need_w("free_w")
         return self._linear[0] if not self.constraints else dataclasses.replace(self, constraints=())._linear[0]
 
     def solve_sigma(self, b: Tensor) -> Tensor:
         """Sigma^-1 b for b (..., d, p), in float64."""
+        self._need_w("solve_sigma")
         return self._certified.solve(b)
 
     # -- keeping ------------------------------------------------------------------------------------------------------
@@ -204,18 +240,21 @@ class Context(Kept):
     def _query(self, query: Tensor) -> tuple[Tensor, torch.dtype]:
         like = self._sums.mean_key if self.key is None else self.key
         checks.query(query, like, self.features is not None and self.key is None)
+        checks.leading(query=query.shape[:-2], context=self.lead)
         dtype = torch.promote_types(query.dtype, self.dtype)
         if self.kernel is not None:
             return query.double(), dtype
         return self._mapped(query), dtype
 
     def _check_points(self, key: Tensor, value: Tensor, weight: Tensor | None) -> None:
-        checks.points(key, key, value)
+        checks.fitted_points(key, value)
         if self.key is not None:
             checks.same_features(key, value, *self._points[:2])
-        elif self.features is None:
+        else:
             assert self.stats is not None
-            checks.same_features(key, value, self.stats.mean_key, self.stats.mean_value)
+            like = key if self.features is not None else self.stats.mean_key
+            checks.same_features(key, value, like, self.stats.mean_value)
+        checks.leading(context=self.lead, key=key.shape[:-2], value=value.shape[:-2])
         if weight is not None:
             checks.weight(weight, key.device, key.shape[-2])
         if eager():
@@ -290,6 +329,13 @@ class Context(Kept):
                 f"rank; got {name}"
             )
 
+    def _need_w(self, what: str) -> None:
+        if self.kernel is not None:
+            raise ValueError(
+                f"{what} belongs to weights w, and a fit with kernel {self.kernel.name!r} has no w in the space of the "
+                "keys; call the context on queries, or use features='nystroem'"
+            )
+
     def _need_sums(self, what: str) -> None:
         if not is_named(self.covariance):
             raise ValueError(
@@ -299,6 +345,13 @@ class Context(Kept):
     def _unconstrained(self, what: str) -> None:
         if self.constraints:
             raise ValueError(f"{what} is not known in closed form under constraints; ask the unconstrained context")
+
+
+def _warn_cancelled(spread: Tensor, whole: Tensor) -> None:
+    """A variance far below the prior one is the difference of two numbers of that size."""
+    error = 8 * EPS * whole / spread.clamp_min(torch.finfo(spread.dtype).tiny)
+    zero = torch.zeros_like(error)
+    warn_inaccurate(Report(zero, whole / spread, torch.where(whole > 0, error, 0.0)))
 
 
 def _equal(a: Any, b: Any) -> bool:

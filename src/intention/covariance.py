@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from intention import checks
+from intention.solve.doors import eager
 
 Covariance = str | Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
@@ -68,6 +69,6 @@ def matrix_of(covariance: Covariance, key: Tensor, value: Tensor, weight: Tensor
     """What a callable estimates, checked, in float64."""
     assert callable(covariance)
     sigma = covariance(key, value, weight)
-    checks.covariance_matrix(sigma, key)
+    checks.covariance_matrix(sigma, key, eager())
     sigma = sigma.double()
     return (sigma + sigma.mT) / 2

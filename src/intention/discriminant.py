@@ -89,11 +89,14 @@ def lda(
     route: str = "within",
     kernel: Any = None,
 ) -> Classifier:
-    """Linear discriminant analysis: q S^-1 m_c - m_c S^-1 m_c / 2 + log prior_c, one covariance S for all classes.
+    """Linear discriminant analysis: r S^-1 m_c - m_c S^-1 m_c / 2 + log prior_c, one covariance S for all classes.
 
     >>> key, labels = torch.randn(2, 11, 3), torch.arange(11) % 2
     >>> lda(key, labels, shrinkage=0.1)(torch.randn(2, 7, 3)).shape
     torch.Size([2, 7, 2])
+
+    r and the class means m_c are taken around the mean of all points (with a kernel around 0): another origin adds a
+    number to all logits of a query.
 
     S is the mean over classes, each counted as its prior, of the covariance within the class, times N / (N - ddof);
     shrinkage s makes it (1 - s) S + s trace(S) / d I, and alpha I is added. Where S is singular: its pseudo-inverse.
@@ -106,12 +109,17 @@ def lda(
     key, value, mass = _labelled(key, value, weight)
     mass, prior = _balanced(key, value, mass, priors)
     size = mass.sum(-1)
+    _check_ddof(ddof, size)
     mass = mass / (size * (1 - ddof / size))[..., None]  # a total of N / (N - ddof)
     labels = value if route == "within" else torch.ones_like(value[..., :1])
     rule = _rule(None if kernel is not None else _mean_square(key, value, mass), alpha, shrinkage, key.device)
     bound = None if kernel is None else bind_kernel(kernel, key, weight)
     n, d = key.shape[-2:]
-    wide = key.double()
+    # around the mean of the points: only what is the same for all classes changes, and nothing cancels
+    centre = torch.zeros_like(key[..., :1, :], dtype=torch.float64)
+    if kernel is None:
+        centre = (mass / mass.sum(-1, keepdim=True)).unsqueeze(-2) @ key.double()
+    wide = key.double() - centre
     dual = kernel is not None or (n < d and _positive(alpha, shrinkage))
     if dual:
         system: Primal | Dual = Dual(Inner(wide, mass, False, bound), labels, mass, rule)
@@ -120,7 +128,7 @@ def lda(
     score = _linear_scores(system, wide, value, mass, route, bound)
     constant = torch.where(prior > 0, prior, 1.0).log()
     constant = torch.where(prior > 0, constant, -torch.inf).unsqueeze(-2)
-    return Classifier(lambda q: score(q.double()) + constant, system.report, threshold, key, value.shape[-1])
+    return Classifier(lambda q: score(q.double() - centre) + constant, system.report, threshold, key, value.shape[-1])
 
 
 def qda(
@@ -148,14 +156,17 @@ def qda(
     n, d = key.shape[-2:]
     sizes = (value * mass.unsqueeze(-1)).sum(-2)  # (..., C)
     prior = sizes / sizes.sum(-1, keepdim=True) if priors is None else checks.priors(priors, sizes)
+    _check_ddof(ddof, sizes)
     own = (value * mass.unsqueeze(-1)).mT / torch.where(sizes > 0, sizes - ddof, 1.0).unsqueeze(-1)  # (..., C, N)
     wide = key.double().unsqueeze(-3)
-    bound = None if kernel is None else bind_kernel(kernel, key.unsqueeze(-3), None if weight is None else own)
+    if kernel is not None:
+        kernel = bind_kernel(kernel, key.unsqueeze(-3), None if weight is None else mass.unsqueeze(-2))
+    alpha, shrinkage = (x[..., None] if isinstance(x, Tensor) else x for x in (alpha, shrinkage))  # beside classes
     labels = torch.ones_like(wide[..., :1])
     rule = _rule(None if kernel is not None else _mean_square(wide, labels, own), alpha, shrinkage, key.device)
     if kernel is not None or (n < d and _positive(alpha, shrinkage)):
         system: Primal | Dual = Dual(
-            Inner(wide, own, True, bound), wide[..., :0], own, rule._replace(covariance="ridge")
+            Inner(wide, own, True, kernel), wide[..., :0], own, rule._replace(covariance="ridge")
         )
     else:
         system = _primal_within(wide, labels, own, rule._replace(intercept=True))
@@ -174,13 +185,15 @@ def qda(
 
 def _labelled(key: Tensor, value: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """Checked: key, one-hot values in float64 and weights (1 where none are given) in float64."""
-    if isinstance(value, Tensor) and not value.dtype.is_floating_point and value.dtype != torch.bool:
-        if value.dim() < 1 or (value.numel() and int(value.min()) < 0):
+    if isinstance(value, Tensor) and not value.dtype.is_floating_point:
+        if not value.numel():
+            raise ValueError("labels are empty: the number of classes is not known; use one-hot values (..., N, C)")
+        if int(value.min()) < 0:
             raise ValueError(
                 f"labels must be integers >= 0 of shape (..., N), got {tuple(value.shape)} from {value.min()}"
             )
         value = torch.nn.functional.one_hot(value.long()).to(key.dtype)
-    checks.points(key, key, value)
+    checks.fitted_points(key, value)
     checks.float64(key.device)
     checks.leading(key=key.shape[:-2], value=value.shape[:-2])
     if value.shape[-1] < 2:
@@ -214,10 +227,13 @@ def _mean_square(key: Tensor, labels: Tensor, mass: Tensor) -> Tensor:
 def _rule(size: Tensor | None, alpha: Any, shrinkage: Any, device: torch.device) -> Rule:
     """(1 - s) S + (s trace(S) / d + alpha) I; size, trace(S) / d, is None for a kernel, whose space has no d."""
     alpha, shrinkage = (_number(x, name, device) for x, name in ((alpha, "alpha"), (shrinkage, "shrinkage")))
-    if eager() and not bool(((shrinkage >= 0) & (shrinkage <= 1)).all()):
-        raise ValueError(f"shrinkage must be in [0, 1], got {shrinkage.detach()}")
+    if eager():
+        checks.require_values(None, alpha, None)
+        if not bool(((shrinkage >= 0) & (shrinkage <= 1)).all()):
+            raise ValueError(f"shrinkage must be in [0, 1], got {shrinkage.detach()}")
     if size is not None:
-        return Rule(alpha + shrinkage * size, 1 - shrinkage, False, "within")
+        # keys that are not finite show in S, where they give NaN
+        return Rule(alpha + shrinkage * size.nan_to_num(), 1 - shrinkage, False, "within")
     if eager() and not (bool((alpha > 0).all()) and bool((shrinkage == 0).all())):
         raise ValueError("a kernel classifier needs alpha > 0 and no shrinkage: its space has no finite dimension")
     return Rule(alpha, None, False, "within")
@@ -228,6 +244,14 @@ def _number(x: Any, name: str, device: torch.device) -> Tensor:
         checks.number(name, x)
         x = torch.tensor(float(x), dtype=torch.float64)
     return x.to(device, torch.float64)
+
+
+def _check_ddof(ddof: float, sizes: Tensor) -> None:
+    if eager() and bool(((sizes > 0) & (sizes <= ddof)).any()):
+        least = sizes[sizes > 0].min().item()
+        raise ValueError(
+            f"ddof = {ddof} leaves nothing of a total weight of {least:g}; use a smaller one, or more points"
+        )
 
 
 def _positive(alpha: Any, shrinkage: Any) -> bool:

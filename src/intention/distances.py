@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from intention import checks
-from intention.solve.doors import no_autocast
+from intention.solve.doors import eager, no_autocast
 
 LOOKED_AT = 1000  # points of the context that the median heuristic compares; more hardly move a median
+NEAR = {torch.float32: 1e-2, torch.float64: 1e-4}  # squared distances below this share of |x|^2 + |y|^2 are redone
 HELD = 2**24  # entries of (..., M, N, features) held at once
 
 
@@ -32,13 +33,27 @@ def squared_distance(x: Tensor, y: Tensor) -> Tensor:
     """
     same = x is y
     x, y = wide(x), wide(y)
+    given = x.detach(), y.detach()
     # Distances do not move with the origin, numbers far from it cancel. A point that is not finite stays alone.
     centre = y.detach().mean(-2, keepdim=True).nan_to_num(0.0, 0.0, 0.0)
     x, y = x - centre, y - centre
     squares = x.square().sum(-1).unsqueeze(-1) + y.square().sum(-1).unsqueeze(-2)
     out = squares - 2 * torch.matmul(x, y.mT)
+    if eager():
+        out = out + _lost_digits(*given, squares.detach(), out.detach(), same)
     out = out - out.detach().clamp_max(0.0)  # negative by rounding; unlike a clamp, all derivatives stay
     return with_diagonal(out, out.new_zeros(())) if same else out
+
+
+def _lost_digits(x: Tensor, y: Tensor, squares: Tensor, out: Tensor, same: bool) -> Tensor | float:
+    """What the distances of points that are close, beside their distance from the centre, lost to rounding."""
+    near = out < NEAR[out.dtype] * squares
+    if same:
+        near = near & ~torch.eye(near.shape[-1], dtype=torch.bool, device=near.device)
+    if not bool(near.any()):
+        return 0.0
+    exact = torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist").square()
+    return torch.where(near, exact - out, 0.0)
 
 
 def absolute_distance(x: Tensor, y: Tensor) -> Tensor:

@@ -67,7 +67,7 @@ def fit(
     Warns:
         AccuracyWarning: an answer's estimated relative error is above 1e-3.
     """
-    checks.points(key, key, value)
+    checks.fitted_points(key, value)
     checks.float64(key.device)
     checks.leading(key=key.shape[:-2], value=value.shape[:-2])
     checks.covariance(covariance)

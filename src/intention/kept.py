@@ -16,9 +16,9 @@ from intention.lazy import lazy
 from intention.solve.constrained import Constraint, constrained
 from intention.solve.doors import eager
 from intention.solve.ladder import TOLERATED, Report, warn_inaccurate
+from intention.solve.ridge import solve_points
 from intention.solve.stats import Stats
-from intention.solve.transform import solve_points
-from intention.systems import Dual, Inner, Primal, Rule
+from intention.systems import Dual, Inner, Primal, Rule, within_scatter
 
 # An estimated error above this is worth another look at the points themselves, whose condition is not squared.
 DOUBTFUL = {torch.float64: 1e-9}
@@ -104,8 +104,11 @@ class Kept:
             return self._kernel_system(rule)
         if self.key is not None and self.stats is None and is_named(self.covariance):
             key, value, weight = self._wide
-            if key.shape[-2] < key.shape[-1] and (on_keys(self.covariance) or bool((self.alpha > 0).all())):
+            regular = on_keys(self.covariance) or not eager() or bool((self.alpha > 0).all())
+            if key.shape[-2] <= key.shape[-1] and regular:
                 return Dual(Inner(key, weight, rule.intercept, None), value, weight, rule)
+            if self.covariance == "within":
+                return Primal(self._sums, rule, within_scatter(key, value, weight))
         matrix = self.matrix
         if not is_named(self.covariance) and matrix is None:
             key, value, weight = self._points
@@ -142,7 +145,7 @@ class Kept:
         mean_key = system.inner.mean if isinstance(system, Dual) else system.mean_key
         w, report = system.w, system.report
         limit = DOUBTFUL.get(self.dtype, DOUBTFUL_ELSEWHERE)
-        if self._may_look_again and not bool((report.error < limit).all()):
+        if self._may_look_again and not bool(((report.error < limit) & ~system.singular).all()):
             key, value, weight = self._wide
             if mean_key is not None and system.mean_value is not None:
                 key, value = key - mean_key, value - system.mean_value
@@ -153,14 +156,14 @@ class Kept:
     def _under_constraints(self, w: Tensor) -> Tensor:
         if not self.constraints:
             return w
-        if eager() and not bool((self._system.report.error < TOLERATED).all() & (self.alpha > 0).all()):
-            if not bool(torch.isfinite(self._system.report.error).all()):
-                return w
+        system = self._system
+        singular = system.singular if isinstance(system, Primal) else self.alpha == 0
+        if eager() and bool((singular | (system.report.error > TOLERATED)).any()):
             raise ValueError(
-                "constraints need a Sigma that can be inverted, got condition "
-                f"{self._system.report.condition.amax().item():.1e}; use alpha > 0, or a larger one"
+                "constraints need a Sigma that can be inverted, got one that is singular (condition up to "
+                f"{system.report.condition.nan_to_num(0.0).amax().item():.1e}); use alpha > 0, or a larger one"
             )
-        return constrained(w, self._system.solve, self.constraints)
+        return constrained(w, system.solve, self.constraints)
 
 
 class _Cast:

@@ -90,6 +90,11 @@ class BoundKernel:
         checks.points(x, x, x)
         return self.kernel.evaluate_diagonal(x, self.gamma).to(x.dtype)
 
+    def take(self, lead: tuple[int, ...], index: Tensor) -> BoundKernel:
+        """The kernel of the elements `index` of the flat batch that leading dimensions `lead` make."""
+        gamma = self.gamma
+        return BoundKernel(self.kernel, gamma if gamma is None else gamma.expand(lead).reshape(-1)[index])
+
     def settings(self) -> dict[str, Any]:
         return self.kernel.settings()
 

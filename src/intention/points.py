@@ -24,9 +24,15 @@ def split(points: PointSet, gone: PointSet) -> tuple[PointSet, PointSet]:
 
     A point of `gone` matches one member whose key and value are equal to it (and its weight, where `gone` has any).
     """
-    lead = checks.leading(
-        key=points[0].shape[:-2], value=points[1].shape[:-2], gone=gone[0].shape[:-2], gone_value=gone[1].shape[:-2]
-    )
+    shapes = {
+        "key": points[0].shape[:-2],
+        "value": points[1].shape[:-2],
+        "weight": () if points[2] is None else points[2].shape[:-1],
+        "gone": gone[0].shape[:-2],
+        "gone_value": gone[1].shape[:-2],
+        "gone_weight": () if gone[2] is None else gone[2].shape[:-1],
+    }
+    lead = checks.leading(**shapes)
     old, new = _rows(points, lead, gone[2] is not None), _rows(gone, lead, gone[2] is not None)
     n, m = points[0].shape[-2], gone[0].shape[-2]
     free = torch.ones(old[0].shape[0], n, dtype=torch.bool, device=points[0].device)

@@ -21,7 +21,8 @@ GRID = torch.logspace(-6, 3, 28, dtype=torch.float64)
 def choose_alpha(context: Any, grid: Sequence[float | Tensor] | None) -> Tensor:
     """The member of `grid` (None: `GRID`) with the smallest weighted mean of squared leave-one-out errors (...).
 
-    Gradients flow to the member chosen, where it is a tensor. Of equal ones the first is taken.
+    Gradients flow to the member chosen, where it is a tensor. Of equal ones the first is taken. A member whose errors
+    cannot be known (alpha = 0 or alpha = 1 of the convex covariance with fewer points than features) is not.
     """
     if not on_keys(context.covariance):
         raise ValueError("alpha by leave-one-out needs covariance 'ridge' or 'convex'; give a number")

@@ -16,6 +16,7 @@ from intention.solve.stats import Stats
 
 FORMAT = 1
 TENSORS = ("key", "value", "weight", "alpha")
+DTYPES = {str(x).removeprefix("torch."): x for x in (torch.float16, torch.bfloat16, torch.float32, torch.float64)}
 
 
 def state_dict(context: Any) -> dict[str, Tensor]:
@@ -42,6 +43,7 @@ def state_dict(context: Any) -> dict[str, Tensor]:
             raise ValueError("a context with callable features cannot be stored: their code is not part of the state")
         state |= {f"{part}.{name}": x for name, x in chosen.state().items()}
         meta[part] = {"name": chosen.name, "settings": chosen.settings()}
+    meta["tensors"] = sorted(state)
     state["meta"] = torch.tensor(list(json.dumps(meta).encode()), dtype=torch.uint8)
     # fresh memory: tensors that share some cannot be written, and rounding may depend on how memory is aligned
     return {name: x.detach().clone(memory_format=torch.contiguous_format) for name, x in state.items()}
@@ -55,12 +57,14 @@ def fields(state: dict[str, Tensor]) -> dict[str, Any]:
         return {name.removeprefix(prefix): x for name, x in state.items() if name.startswith(prefix)}
 
     try:
+        if missing := set(meta["tensors"]) - set(state):
+            raise KeyError(*sorted(missing))
         sums = under("stats.")
         made: dict[str, Any] = {name: state.get(name) for name in TENSORS}
         made["alpha"] = state["alpha"]
         made["stats"] = Stats(**sums) if sums else None
         made["fits_intercept"], made["covariance"] = meta["intercept"], meta["covariance"]
-        made["dtype"] = getattr(torch, meta["dtype"])
+        made["dtype"] = DTYPES[meta["dtype"]]
         made["constraints"] = tuple(
             Constraint(state[f"constraint.{i}.normal"], state[f"constraint.{i}.bound"], kind)
             for i, kind in enumerate(meta["kinds"])

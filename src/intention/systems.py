@@ -12,11 +12,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from intention.covariance import Covariance, class_shares, deviations, is_named, matrix_of
+from intention.covariance import Covariance, class_shares, deviations, matrix_of, on_keys
 from intention.lazy import lazy
 from intention.solve import loo
-from intention.solve.inverse import inverse
-from intention.solve.ladder import DUAL, Report
+from intention.solve.doors import eager
+from intention.solve.inverse import EPS, inverse
+from intention.solve.ladder import DUAL, PINV, Report, warn_inaccurate
 from intention.solve.stats import Stats
 
 
@@ -36,20 +37,33 @@ class Primal:
     def __init__(self, stats: Stats, rule: Rule, matrix: Tensor | None = None) -> None:
         self.stats, self.rule = stats, rule
         self.matrix, self.rhs = stats.centred() if rule.intercept else stats.raw()
-        if rule.covariance == "within":
-            self.matrix = stats.within()
+        self.noise = stats.noise
         if matrix is not None:
-            self.matrix = matrix
+            self.matrix, self.noise = matrix, torch.zeros_like(stats.noise)
+        elif rule.covariance == "within":  # the difference of two scatters keeps the rounding of the larger one
+            self.matrix = stats.within()
+            self.noise = stats.noise + EPS * stats.scatter.detach().diagonal(0, -2, -1)
         self.mean_key = stats.mean_key.unsqueeze(-2) if rule.intercept else None
         self.mean_value = stats.mean_value.unsqueeze(-2) if rule.intercept else None
 
     @lazy
     def _solved(self) -> tuple[Tensor, Tensor, Report]:
-        return inverse(self.matrix, self.rule.alpha, self.rule.gain, quiet=self.rule.quiet)
+        out, logdet, report = inverse(self.matrix, self.rule.alpha, self.rule.gain, quiet=True)
+        # noise E moves the answer by A E
+        moved = (self.noise * out.detach().diagonal(0, -2, -1)).amax(-1)
+        report = report._replace(error=report.error + moved)
+        if eager() and not self.rule.quiet:
+            warn_inaccurate(report)
+        return out, logdet, report
 
     @property
     def report(self) -> Report:
         return self._solved[2]
+
+    @property
+    def singular(self) -> Tensor:
+        """(...): where Sigma has no inverse"""
+        return (self.report.route == PINV) & (self.rule.alpha == 0)
 
     def solve(self, b: Tensor) -> Tensor:
         """Sigma^-1 b"""
@@ -78,8 +92,13 @@ class Primal:
         return ((r @ self._solved[0]) * r).sum(-1)
 
     def spread(self, query: Tensor) -> Tensor:
-        """alpha r Sigma^-1 r'"""
-        return self.rule.alpha[..., None] * self.square(query)
+        """alpha r Sigma^-1 r'; where Sigma is singular its limit, the part of r that no point reaches"""
+        out = self.rule.alpha[..., None] * self.square(query)
+        if not eager() or bool(self.singular.any()):
+            r = query if self.mean_key is None else query - self.mean_key
+            outside = (r - r @ self._solved[0] @ self.matrix).square().sum(-1)
+            out = torch.where(self.singular[..., None], outside, out)
+        return out
 
     def hat(self, key: Tensor, weight: Tensor | None) -> Tensor:
         """w u with u = r Sigma^-1 r' for the points themselves (..., N)"""
@@ -90,13 +109,24 @@ class Primal:
         """df_i / dv_i (..., N): w u, and w / n for the intercept"""
         if not self.rule.intercept:
             return self.hat(key, weight)
-        return self.hat(key, weight) + (1.0 if weight is None else weight) / self.stats.total[..., None]
+        total = torch.where(self.stats.total > 0, self.stats.total, 1.0)[..., None]
+        return self.hat(key, weight) + (1.0 if weight is None else weight) / total
 
     def leave_one_out(self, key: Tensor, value: Tensor, weight: Tensor | None) -> Tensor:
         r = key if self.mean_key is None else key - self.mean_key
         target = value if self.mean_value is None else value - self.mean_value
         count = self.stats.total if self.rule.intercept else None
         return loo.residuals(self.hat(key, weight), r @ self.w, target, weight, count, self.rule.gain)
+
+    def at_risk(self, key: Tensor, weight: Tensor | None) -> Tensor:
+        """(..., N): points whose leave-one-out error the closed form does not know well: leverages near 1"""
+        hat = self.hat(key, weight).detach()
+        c = 1.0 if self.rule.gain is None else self.rule.gain.detach()[..., None]
+        count = self.stats.total if self.rule.intercept else None
+        left = 1 - c * hat * loo.stretch(weight, count, hat[..., None]).squeeze(-1)
+        limit = (1e5 * self.report.error).clamp(1e-6, 0.5)[..., None]
+        lonely = False if count is None else loo.lonely(weight, count)
+        return ~(left > limit) & torch.isfinite(hat) | lonely
 
     def spectral(self, key: Tensor, value: Tensor, weight: Tensor | None) -> loo.Spectral:
         r = key if self.mean_key is None else key - self.mean_key
@@ -220,15 +250,44 @@ class Dual:
         return cross if self.labels is None else deviations(cross.mT, self.labels, self.weight).mT
 
     def spread(self, query: Tensor) -> Tensor:
-        """alpha r Sigma^-1 r' = r r' - c r X'A X r'"""
+        """alpha r Sigma^-1 r' = min over y of |r - X'y|^2 + alpha/c |y / w^1/2|^2.
+
+        The minimum, y = c A X r', is a sum of squares: errors of y enter squared, where r r' - r X'y would cancel.
+        """
         x = self._seen(self.inner.cross(query))
-        taken = ((x @ self._solved[0]) * x).sum(-1)
-        taken = taken if self.rule.gain is None else self.rule.gain[..., None] * taken
-        return (self.inner.square(query) - taken).clamp_min(0)
+        y = x @ self._solved[0]
+        alpha, gain = self.rule.alpha[..., None, None], self.rule.gain
+        if gain is not None:
+            y = gain[..., None, None] * y
+            alpha = alpha / torch.where(gain > 0, gain, 1.0)[..., None, None]
+        if self.inner.kernel is None:
+            rest = self._outside(query, y).square().sum(-1)
+        else:
+            rest = self.inner.square(query) - 2 * (x * y).sum(-1) + ((y @ self.gram) * y).sum(-1)
+        penalty = alpha * y if self.weight is None else self._penalty(alpha, y, x)
+        return (rest + (penalty * y).sum(-1)).clamp_min(0)
+
+    def _outside(self, query: Tensor, y: Tensor) -> Tensor:
+        """r - X'y (..., M, d) of a linear fit"""
+        r = query if self.inner.mean is None else query - self.inner.mean
+        key = self.inner.key if self.labels is None else deviations(self.inner.key, self.labels, self.weight)
+        return r - y @ key
+
+    def _penalty(self, alpha: Tensor, y: Tensor, x: Tensor) -> Tensor:
+        """alpha/c y / w; where w = 0 its limit x - y G, which has the slope"""
+        assert self.weight is not None
+        weight = self.weight.unsqueeze(-2)
+        there = weight > 0
+        return torch.where(there, alpha * y / torch.where(there, weight, 1.0), x - y @ self.gram)
 
     def square(self, query: Tensor) -> Tensor:
         """r Sigma^-1 r' (..., M)"""
         return self.spread(query) / self.rule.alpha[..., None]
+
+    @property
+    def singular(self) -> Tensor:
+        """(...): where A is a pseudo-inverse"""
+        return (self.report.route == PINV) & (self.rule.alpha == 0)
 
     @property
     def logdet(self) -> Tensor:
@@ -250,42 +309,55 @@ class Dual:
         return (b - inside) / self.rule.alpha[..., None, None]
 
     def hat(self) -> Tensor:
-        """w u (..., N), u = (G - c G A G)_ii / alpha"""
+        """w u (..., N), u = (G - c G A G)_ii / alpha; at alpha = 0 w u = (G A)_ii"""
         gram, a = self.inner.gram, self._solved[0]
-        taken = ((gram @ a) * gram).sum(-1)
+        seen = gram @ a
+        taken = (seen * gram).sum(-1)
         taken = taken if self.rule.gain is None else self.rule.gain[..., None] * taken
         alpha = self.rule.alpha[..., None]
         u = (gram.diagonal(0, -2, -1) - taken) / torch.where(alpha > 0, alpha, 1.0)
-        return u if self.weight is None else self.weight * u
+        u = u if self.weight is None else self.weight * u
+        return torch.where(alpha > 0, u, seen.diagonal(0, -2, -1))
 
     def _own(self) -> tuple[Tensor, Tensor]:
         """What of A_ii is the point's own, without the intercept's share (..., N), and which points have it."""
         own = self._solved[0].diagonal(0, -2, -1)
         if self.lift is not None:
             square = 1.0 if self.weight is None else self.weight.square()
-            own = own - (square / self.inner.count[..., None]) / (self.rule.alpha + self.lift)[..., None]
+            lifted = self.lift if self.rule.gain is None else self.rule.gain * self.lift
+            own = own - (square / self.inner.count[..., None]) / (self.rule.alpha + lifted)[..., None]
         return own, torch.ones_like(own, dtype=torch.bool) if self.weight is None else self.weight > 0
 
     def leverage(self) -> Tensor:
         """df_i / dv_i (..., N): w u, and w / n for the intercept"""
-        share = self.inner.share if self.rule.intercept else 0.0
+        plain = self.hat() + (self.inner.share if self.rule.intercept else 0.0)
         if self.rule.gain is not None:
-            return self.hat() + share
-        own, there = self._own()  # 1 - leverage = alpha A_ii / w_i, which also holds at alpha = 0
+            return plain
+        own, there = self._own()  # 1 - leverage = alpha A_ii / w_i
         mass = 1.0 if self.weight is None else torch.where(there, self.weight, 1.0)
-        return torch.where(there, 1 - self.rule.alpha[..., None] * own / mass, 0.0)
+        alpha = self.rule.alpha[..., None]
+        return torch.where(there & (alpha > 0), 1 - alpha * own / mass, plain)
 
     def leave_one_out(self) -> Tensor:
         count = self.inner.count if self.rule.intercept else None
-        plain = loo.residuals(self.hat(), self.inner.gram @ self.coef, self.target, self.weight, count, self.rule.gain)
-        if self.rule.gain is not None:
-            return plain
-        own, there = self._own()  # e = a_i / A_ii is exact at any alpha, also 0; a point of weight 0 has neither
+        gain = self.rule.gain
+        plain = loo.residuals(self.hat(), self.inner.gram @ self.coef, self.target, self.weight, count, gain)
+        own, there = self._own()  # e = a_i / A_ii does not cancel as alpha goes to 0; a point of weight 0 has neither
         exact = self.coef / torch.where(there, own, 1.0)[..., None]
+        if gain is not None:
+            # that is the error of the ridge with alpha / c, whose fit around the mean is c times this one's
+            c = torch.where(gain > 0.01, gain, 1.0)[..., None, None]
+            exact = (exact - (1 - c) * self.target * loo.stretch(self.weight, count, self.target)) / c
+            there = there & (gain > 0.01)[..., None]
         return torch.where(there[..., None], exact, plain)
 
+    def at_risk(self) -> Tensor:
+        """(..., N): points whose leave-one-out error the closed form does not know"""
+        lonely = loo.lonely(self.weight, self.inner.count) if self.rule.intercept else False
+        return self.singular[..., None] | torch.zeros_like(self.inner.share, dtype=torch.bool) | lonely
+
     def spectral(self) -> loo.Spectral:
-        return loo.spectral_dual(self.inner.gram, self.target, self.weight)
+        return loo.spectral_dual(self.gram, self.target, self.weight, self.lift, self.inner.count)
 
 
 def linear_system(
@@ -295,7 +367,15 @@ def linear_system(
     if dual:
         return Dual(Inner(key, weight, rule.intercept, None), value, weight, rule)
     stats = Stats.of(key, value, weight) if stats is None else stats
-    if is_named(rule.covariance):
+    if on_keys(rule.covariance):
         return Primal(stats, rule)
+    if rule.covariance == "within":
+        return Primal(stats, rule, within_scatter(key, value, weight))
     seen = key - stats.mean_key.unsqueeze(-2) if rule.intercept else key
     return Primal(stats, rule, matrix_of(rule.covariance, seen, value, weight))
+
+
+def within_scatter(key: Tensor, labels: Tensor, weight: Tensor | None) -> Tensor:
+    """X'WX (..., d, d) of the keys around the means of their classes"""
+    x = deviations(key, labels, weight)
+    return x.mT @ (x if weight is None else weight.unsqueeze(-1) * x)

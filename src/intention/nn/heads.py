@@ -42,7 +42,11 @@ class Intention(nn.Module):
         constraints: LinearConstraint | Iterable[LinearConstraint] = (),
     ) -> None:
         super().__init__()
-        self.alpha: Any = alpha
+        self.alpha: Any
+        if isinstance(alpha, Tensor) and not isinstance(alpha, nn.Parameter):
+            self.register_buffer("alpha", alpha)
+        else:
+            self.alpha = alpha
         self.intercept, self.covariance = intercept, covariance
         self.kernel = None if kernel is None else as_kernel(kernel)
         several = [constraints] if isinstance(constraints, LinearConstraint) else list(constraints)

@@ -17,6 +17,7 @@ from torch import Tensor
 from intention import checks
 from intention.solve.active_set import active_set
 from intention.solve.inverse import inverse
+from intention.solve.ladder import Report, warn_inaccurate
 
 KINDS = ("ge", "eq")
 
@@ -56,7 +57,10 @@ class Constraint(NamedTuple):
                 f"c must be a number, a tensor (p,) or one that broadcasts to (..., p, k) = (..., {p}, {k}), got "
                 f"{tuple(bound.shape)}"
             ) from None
-        checks.leading(w=w.shape[:-2], normal=normal.shape[:-2])
+        checks.leading(w=w.shape[:-2], normal=normal.shape[:-2], bound=bound.shape[:-2])
+        bad = ~torch.isfinite(bound) if kind == "eq" else torch.isnan(bound) | (bound == torch.inf)
+        if bool(bad.any()):
+            raise ValueError(f"c must be finite (-inf is no constraint with 'ge'), got {bound[bad][0].item()}")
         return Constraint(normal.double(), bound, kind)
 
 
@@ -66,13 +70,17 @@ def constrained(w: Tensor, solve: Callable[[Tensor], Tensor], constraints: tuple
     moved = solve(normal)  # Z C (..., d, p)
     system = normal.mT @ moved  # (..., p, p)
     gap = (bound - normal.mT @ w).mT  # (..., k, p): a problem per column
+    absent = (bound == -torch.inf).mT
+    gap = torch.where(absent, -1.0, gap)
     size = system.detach().diagonal(0, -2, -1).clamp_min(0).sqrt()
     unit = torch.where(size > 0, 1 / torch.where(size > 0, size, 1.0), 1.0)
     terms = (bound.abs() + normal.abs().mT @ w.abs()).mT.detach() * unit.unsqueeze(-2)  # what gap is a difference of
+    terms = torch.where(absent, 1.0, terms)
     system, gap = system * unit.unsqueeze(-1) * unit.unsqueeze(-2), gap * unit.unsqueeze(-2)
     lead = torch.broadcast_shapes(system.shape[:-2], gap.shape[:-2][:-1])
     k, p = gap.shape[-2:]
     wide = system.unsqueeze(-3).expand(*lead, k, p, p)
+    wide = torch.where(absent.unsqueeze(-1) | absent.unsqueeze(-2), 0.0, wide)  # a row of zeros asks for nothing
     gap, terms = gap.expand(*lead, k, p), terms.expand(*lead, k, p)
     flat = wide.detach().reshape(-1, p, p), gap.detach().reshape(-1, p), equal, terms.reshape(-1, p)
     found = active_set(*flat)
@@ -81,8 +89,19 @@ def constrained(w: Tensor, solve: Callable[[Tensor], Tensor], constraints: tuple
     eye = torch.eye(p, dtype=w.dtype, device=w.device)
     both = active.unsqueeze(-1) & active.unsqueeze(-2)
     inner, _, _ = inverse(torch.where(both, wide, eye), w.new_zeros(()))
-    multiplier = inner @ torch.where(active, gap, 0.0).unsqueeze(-1)  # (..., k, p, 1)
-    return w + moved @ (multiplier.squeeze(-1) * unit.unsqueeze(-2)).mT
+    multiplier = (inner @ torch.where(active, gap, 0.0).unsqueeze(-1)).squeeze(-1)  # (..., k, p)
+    lost = torch.isnan(found.multiplier).any(-1).reshape(*lead, k, 1)  # of keys, values or C that are not finite
+    multiplier = torch.where(lost, torch.nan, multiplier)
+    out = w + moved @ (multiplier * unit.unsqueeze(-2)).mT
+    off = torch.where(active, ((normal.mT @ out).mT - (bound - 0.0).mT) * unit.unsqueeze(-2), 0.0)
+    _warn_violated(off.detach(), terms)
+    return out
+
+
+def _warn_violated(off: Tensor, terms: Tensor) -> None:
+    """Active constraints hold with equality; by how much they do not says how exact w is."""
+    error = (off.abs() / terms.clamp_min(torch.finfo(terms.dtype).tiny)).amax((-2, -1))
+    warn_inaccurate(Report(torch.zeros_like(error), torch.zeros_like(error), error))
 
 
 def one_pass(w: Tensor, solve: Callable[[Tensor], Tensor], constraints: tuple[Constraint, ...]) -> Tensor:

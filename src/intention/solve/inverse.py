@@ -24,6 +24,8 @@ from intention.solve.ladder import PINV, PRIMAL, Report, pack, screen, warn_inac
 EPS = torch.finfo(torch.float64).eps
 # A lower bound of the condition beyond which alpha = 0 may mean "singular": the spectrum is looked at.
 DOUBTFUL = 1e10
+# A negative eigenvalue beyond this share of the largest is no rounding.
+INDEFINITE = 1e-8
 
 
 def inverse(
@@ -75,7 +77,8 @@ def inverse_batch(
     logdet = 2 * lower.diagonal(0, -2, -1).log().sum(-1)
     failed = info.bool()
     out = inverse_of_lower(lower, failed)
-    ratio = sigma.diagonal(0, -2, -1).amax(-1) * out.diagonal(0, -2, -1).amax(-1)
+    # Cholesky does not feel the scale of a row, so neither should the measure: max_i Sigma_ii (Sigma^-1)_ii
+    ratio = (sigma.diagonal(0, -2, -1) * out.diagonal(0, -2, -1)).amax(-1)
     ratio = screen(ratio.masked_fill(failed, torch.inf), weight, alpha, gain)
     report = Report(torch.full_like(ratio, PRIMAL), ratio.clone(), ratio * EPS)
     if not ratio.amax().item() < DOUBTFUL:  # the one look at the host; NaN is not less
@@ -97,17 +100,29 @@ def _by_spectrum(sigma: Tensor, alpha: Tensor, failed: Tensor, out: Tensor, logd
     todo = (finite & (failed | ((alpha == 0) & ~(report.condition < DOUBTFUL)))).nonzero()[:, 0]
     if not todo.numel():
         return
-    floor = alpha[todo].unsqueeze(-1)
+    floor, rounding = alpha[todo].unsqueeze(-1), 8 * sigma.shape[-1] * EPS
     values, vectors = torch.linalg.eigh(sigma[todo])
-    values = torch.maximum(values, floor)  # Sigma is not below alpha I; what is, is rounding
     top = values.amax(-1, keepdim=True)
-    kept = (values > 8 * sigma.shape[-1] * EPS * top) | (floor > 0)
+    checks.semidefinite(values - floor, INDEFINITE * top)
+    values = torch.maximum(values, floor)  # Sigma is not below alpha I; what is, is rounding
+    kept = (values > rounding * top) | (floor > 0)
     power = torch.where(kept, 1 / values, 0.0)
     out[todo] = torch.bmm(vectors * power.unsqueeze(1), vectors.mT)
     logdet[todo] = torch.where(kept, values, 1.0).log().sum(-1)
     least = torch.where(kept, values, torch.inf).amin(-1)
     ratio = torch.where(kept.any(-1), top.squeeze(-1) / least, 1.0)
-    report.route[todo], report.condition[todo], report.error[todo] = PINV, ratio, ratio * EPS
+    # a direction may look like rounding beside a row of another scale and yet be real: then the answer is not known
+    missed = _rank(sigma[todo], rounding) > kept.sum(-1)
+    report.route[todo], report.condition[todo] = PINV, ratio
+    report.error[todo] = torch.where(missed, 1.0, ratio * EPS)
+
+
+def _rank(sigma: Tensor, rounding: float) -> Tensor:
+    """The number of directions above rounding when all rows have the same size."""
+    size = sigma.diagonal(0, -2, -1).clamp_min(0).sqrt()
+    unit = torch.where(size > 0, 1 / torch.where(size > 0, size, 1.0), 0.0)
+    values = torch.linalg.eigvalsh(sigma * unit.unsqueeze(-1) * unit.unsqueeze(-2))
+    return (values > rounding * values.amax(-1, keepdim=True)).sum(-1)
 
 
 class Inverse(torch.autograd.Function):

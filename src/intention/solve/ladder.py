@@ -75,6 +75,8 @@ def screen(ratio: Tensor, weight: Tensor | None, alpha: Tensor, gain: Tensor | N
 
 def warn_inaccurate(report: Report) -> None:
     """Say so when an estimate is above what is tolerated; NaN (from NaN in the data) is visible by itself."""
+    if not report.error.numel():
+        return
     worst = report.error.nan_to_num(nan=0.0).amax().item()
     if worst > TOLERATED:
         count = int((report.error > TOLERATED).sum())

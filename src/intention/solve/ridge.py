@@ -11,13 +11,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from intention import checks
 from intention.solve.batch import backward_batch, cast_grads, shaped_like, solve_batch
 from intention.solve.doors import accept_any_arguments, gather_batch, gradient_free, no_autocast, scatter_batch
 from intention.solve.factor import mm
-from intention.solve.ladder import has_float64, uneventful
+from intention.solve.ladder import PINV, Report, has_float64, uneventful, warn_inaccurate
 from intention.solve.problem import Plan, Problem
 from intention.solve.pullback import Grads, Invert, Mode, Needs, pullback, pushforward
-from intention.solve.transform import inverter
+from intention.solve.rows import Points
+from intention.solve.transform import inverter, transform
+
+# Beyond this many features a d x d system is too much to pay for the one derivative that N x N lacks, that at w = 0.
+LARGE = 1024
 
 
 def ridge(problem: Problem, plan: Plan, solver: str, trusted: bool) -> tuple[Tensor, Tensor]:
@@ -32,6 +37,63 @@ def ridge(problem: Problem, plan: Plan, solver: str, trusted: bool) -> tuple[Ten
     else:
         out, _, _, packed = Ridge.apply(*problem, *plan, solver, trusted)
     return out, packed
+
+
+def solve_points(
+    key: Tensor, value: Tensor, weight: Tensor | None, alpha: Tensor, gain: Tensor | None
+) -> tuple[Tensor, Report]:
+    """Sigma^-1 K'WV (..., d, k) by the SVD of the keys, whose condition is nowhere squared. float64.
+
+    Derivatives are those of the ladder, whose value stands back.
+    """
+    shapes = {"key": key.shape[:-2], "value": value.shape[:-2], "alpha": alpha.shape}
+    lead = checks.leading(**shapes, weight=() if weight is None else weight.shape[:-1])
+
+    def flat(x: Tensor, *own: int) -> Tensor:
+        return x.expand((*lead, *own)).reshape(-1, *own)
+
+    key, value, alpha = flat(key, *key.shape[-2:]), flat(value, *value.shape[-2:]), flat(alpha)
+    weight, gain = None if weight is None else flat(weight, key.shape[-2]), None if gain is None else flat(gain)
+    w, report = _by_svd(key, value, weight, alpha, gain)
+    warn_inaccurate(report)
+    if not gradient_free(key, value, weight, alpha, gain):
+        moving = _by_ladder(key, value, weight, alpha, gain)
+        w = moving + (w - moving).detach()
+    return w.reshape(*lead, *w.shape[-2:]), Report(*(x.reshape(lead) for x in report))
+
+
+@torch.no_grad()
+def _by_svd(
+    key: Tensor, value: Tensor, weight: Tensor | None, alpha: Tensor, gain: Tensor | None
+) -> tuple[Tensor, Report]:
+    """W = V s / (c s^2 + alpha) U'V~ with K~ = U s V'."""
+    root = 1.0 if weight is None else weight.sqrt().unsqueeze(-1)
+    x, target = root * key, root * value
+    finite = torch.isfinite(x).flatten(1).all(-1)
+    u, s, vt = torch.linalg.svd(torch.where(finite.view(-1, 1, 1), x, 0.0), full_matrices=False)
+    eps, top = torch.finfo(x.dtype).eps, s.amax(-1, keepdim=True)
+    floor = alpha.unsqueeze(-1)
+    sigma = s.square() * (1.0 if gain is None else gain.unsqueeze(-1)) + floor
+    kept = ((s > max(x.shape[1:]) * eps * top) | (floor > 0)) & (sigma > 0)
+    power = torch.where(kept, s / sigma, 0.0)
+    w = torch.bmm(vt.mT, power.unsqueeze(-1) * torch.bmm(u.mT, target))
+    least = torch.where(kept, sigma, torch.inf).amin(-1)
+    ratio = torch.where(kept.any(-1), sigma.amax(-1) / least, 1.0)
+    lost = torch.where(finite, 0.0, torch.nan)
+    report = Report(torch.full_like(ratio, PINV), ratio + lost, eps * ratio.sqrt() + lost)
+    return w + lost.view(-1, 1, 1), report
+
+
+def _by_ladder(key: Tensor, value: Tensor, weight: Tensor | None, alpha: Tensor, gain: Tensor | None) -> Tensor:
+    """The same W by the ladder, in the smaller form; with weights in the d x d one, which has a slope at w = 0."""
+    n, d = key.shape[-2:]
+    if n < d and (weight is None or d > LARGE):
+        root = 1.0 if weight is None else (torch.where(weight > 0, weight, 1.0).sqrt() * (weight > 0)).unsqueeze(-1)
+        key, value = root * key, root * value
+        out, _ = transform(Points(value.mT, key.mT, None, alpha, gain), "auto", True)
+        return key.mT @ out.mT
+    unit = torch.eye(d, dtype=key.dtype, device=key.device).expand(key.shape[0], d, d)
+    return ridge(Problem(unit, key, value, weight, alpha, gain), Plan(False, False, 1.0), "auto", True)[0]
 
 
 class Ridge(torch.autograd.Function):

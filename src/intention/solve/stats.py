@@ -13,6 +13,7 @@ from torch import Tensor
 
 # Rounding that a sum of products may show: beyond this share of the trace a negative direction is real.
 ROUNDING = 1e-10
+EPS = torch.finfo(torch.float64).eps
 
 
 class Stats(NamedTuple):
@@ -23,6 +24,7 @@ class Stats(NamedTuple):
     mean_value: Tensor  # (..., k)
     scatter: Tensor  # (..., d, d): sum w (key - mean)(key - mean)'
     cross: Tensor  # (..., d, k): sum w (key - mean)(value - mean)'
+    noise: Tensor  # (..., d): the rounding in the diagonal of `scatter`, which what was removed leaves behind
 
     @staticmethod
     def of(key: Tensor, value: Tensor, weight: Tensor | None = None) -> Stats:
@@ -38,10 +40,13 @@ class Stats(NamedTuple):
             share = (weight / torch.where(count > 0, count, 1.0).unsqueeze(-1)).unsqueeze(-2)
         mean_key, mean_value = share @ key, share @ value
         key, value = key - mean_key, value - mean_value
-        again = share @ key  # the second pass removes the rounding of the first mean
-        key, mean_key = key - again, mean_key + again
+        rest_key, rest_value = share @ key, share @ value  # the rounding of the means, taken out of the products
         weighed = key if weight is None else weight.unsqueeze(-1) * key
-        return Stats(count, mean_key.squeeze(-2), mean_value.squeeze(-2), weighed.mT @ key, weighed.mT @ value)
+        lifted = count[..., None, None] * rest_key.mT
+        scatter, cross = weighed.mT @ key - lifted * rest_key, weighed.mT @ value - lifted * rest_value
+        mean_key, mean_value = mean_key + rest_key, mean_value + rest_value
+        noise = EPS * _diagonal(scatter)
+        return Stats(count, mean_key.squeeze(-2), mean_value.squeeze(-2), scatter, cross, noise)
 
     def merge(self, other: Stats) -> Stats:
         """The sums of both sets of points."""
@@ -54,14 +59,14 @@ class Stats(NamedTuple):
         """
         left = self._joined(other, -1.0)
         size = torch.where(left.total.abs() < ROUNDING * self.total, 0.0, left.total)
-        there = (size != 0).to(size.dtype)  # where all points went, what is left is rounding
-        row, matrix = there[..., None], there[..., None, None]
-        left = Stats(size, left.mean_key * row, left.mean_value * row, left.scatter * matrix, left.cross * matrix)
         eye = torch.eye(left.scatter.shape[-1], dtype=torch.float64, device=left.scatter.device)
-        trace = self.scatter.diagonal(0, -2, -1).sum(-1)
-        slack = ROUNDING * trace + torch.finfo(torch.float64).tiny
+        slack = ROUNDING * _trace(self.scatter) + torch.finfo(torch.float64).tiny
         _, info = torch.linalg.cholesky_ex(left.scatter + slack[..., None, None] * eye)
-        return left, info.bool() | (size < 0)
+        empty, foreign = size == 0, _trace(left.scatter).abs() > ROUNDING * _trace(self.scatter)
+        there = (~empty).to(size.dtype)  # where all points went, what is left is rounding
+        row, matrix = there[..., None], there[..., None, None]
+        means, sums = (left.mean_key * row, left.mean_value * row), (left.scatter * matrix, left.cross * matrix)
+        return Stats(size, *means, *sums, left.noise * row), info.bool() | (size < 0) | (empty & foreign)
 
     def _joined(self, other: Stats, sign: float) -> Stats:
         a, b = self.total, sign * other.total
@@ -78,12 +83,18 @@ class Stats(NamedTuple):
             self.mean_value + share[..., None] * value,
             (scatter + scatter.mT) / 2,
             cross,
+            self.noise + other.noise + EPS * _diagonal(scatter).abs(),
         )
 
     def forget(self, gamma: Tensor) -> Stats:
         """Every point counts `gamma` times what it did."""
         wide = gamma[..., None, None]
-        return self._replace(total=gamma * self.total, scatter=wide * self.scatter, cross=wide * self.cross)
+        return self._replace(
+            total=gamma * self.total,
+            scatter=wide * self.scatter,
+            cross=wide * self.cross,
+            noise=gamma[..., None] * self.noise,
+        )
 
     def centred(self) -> tuple[Tensor, Tensor]:
         """K'WK and K'WV of the points minus their means."""
@@ -103,3 +114,11 @@ class Stats(NamedTuple):
         # cross_c = n_c (m_c - mean)
         scaled = self.cross / torch.where(size > 0, size, 1.0)
         return self.scatter - scaled @ self.cross.mT
+
+
+def _diagonal(matrix: Tensor) -> Tensor:
+    return matrix.detach().diagonal(0, -2, -1)
+
+
+def _trace(matrix: Tensor) -> Tensor:
+    return _diagonal(matrix).sum(-1)

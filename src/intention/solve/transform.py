@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from intention import checks
 from intention.solve.doors import (
     accept_any_arguments,
     gather_batch,
@@ -22,7 +21,7 @@ from intention.solve.doors import (
     sum_neighbours,
 )
 from intention.solve.factor import wants_inverse
-from intention.solve.ladder import PINV, Report, has_float64, uneventful, unpack
+from intention.solve.ladder import PINV, has_float64, uneventful, unpack
 from intention.solve.problem import Plan, Problem, pick
 from intention.solve.pullback import Invert
 from intention.solve.rows import Points, transform_rows
@@ -38,36 +37,6 @@ def transform(points: Points, solver: str, trusted: bool) -> tuple[Tensor, Tenso
     else:
         out, _, packed = Transform.apply(*points, solver, inverse, trusted, None, None)
     return out, packed
-
-
-def solve_points(
-    key: Tensor, value: Tensor, weight: Tensor | None, alpha: Tensor, gain: Tensor | None
-) -> tuple[Tensor, Report]:
-    """Sigma^-1 K'WV (..., d, k) by the whole ladder, whose last rung never squares the condition of the keys.
-
-    In the smaller form; with weights that want a gradient in the d x d one, which has it at w = 0.
-    """
-    n, d = key.shape[-2:]
-    shapes = {"key": key.shape[:-2], "value": value.shape[:-2], "alpha": alpha.shape}
-    lead = checks.leading(**shapes, weight=() if weight is None else weight.shape[:-1])
-
-    def flat(x: Tensor, *own: int) -> Tensor:
-        return x.expand((*lead, *own)).reshape(-1, *own)
-
-    key, value, alpha = flat(key, n, d), flat(value, n, value.shape[-1]), flat(alpha)
-    weight, gain = None if weight is None else flat(weight, n), None if gain is None else flat(gain)
-    dual = n < d and (weight is None or gradient_free(weight))
-    if dual:
-        root = 1.0 if weight is None else weight.sqrt().unsqueeze(-1)
-        key, value = root * key, root * value
-        out, packed = transform(Points(value.mT, key.mT, None, alpha, gain), "auto", True)
-        w = key.mT @ out.mT
-    else:
-        rhs = key.mT @ (value if weight is None else weight.unsqueeze(-1) * value)
-        out, packed = transform(Points(rhs.mT, key, weight, alpha, gain), "auto", True)
-        w = out.mT
-    report = Report(*(x.reshape(lead) for x in unpack(packed, dual, key.dtype)))
-    return w.reshape(*lead, d, -1), report
 
 
 def inverter(problem: Problem, plan: Plan, solver: str) -> Invert:

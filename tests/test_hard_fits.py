@@ -1,0 +1,533 @@
+"""Contexts where it is easy to be silently wrong: scales, leverages of 1, cancelling sums, a broken batch element."""
+
+import warnings
+
+import pytest
+import torch
+
+import intention
+from intention import functional as F
+from intention.discriminant import lda, ls_svm, qda
+from intention.solve.inverse import inverse
+from intention.solve.stats import Stats
+
+D = torch.float64
+
+
+def randn(*shape):
+    return torch.randn(*shape, dtype=D)
+
+
+def off(got, want):
+    return ((got - want).norm() / want.norm()).item()
+
+
+def certified(call, want, tol=1e-6):
+    """The answer is right, or a warning or an exception says that it may not be."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            got = call()
+        except ValueError:
+            return
+    assert off(got, want) < tol or any(issubclass(w.category, intention.AccuracyWarning) for w in caught), off(
+        got, want
+    )
+
+
+@pytest.mark.parametrize("scales", [[1e8, 1.0, 0.1], [1.0, 1e-9, 1.0], [1e-12, 1.0, 1e6]])
+@pytest.mark.parametrize("intercept", [False, True])
+def test_the_scale_of_a_column_does_not_matter(scales, intercept):
+    scale = torch.tensor(scales, dtype=D)
+    key = randn(50, 3)
+    value, query = key @ torch.ones(3, 1, dtype=D), randn(7, 3)
+    want = query @ torch.ones(3, 1, dtype=D)
+    ctx = intention.fit(key * scale, value, alpha=0, intercept=intercept)
+    for keep in (ctx, ctx.without_points()):
+        assert off(keep(query * scale), want) < 1e-8
+    noisy = intention.fit(key * scale, value + randn(50, 1), alpha=0, intercept=intercept)
+    plain = intention.fit(key, value + noisy.value - value, alpha=0, intercept=intercept)
+    assert off(noisy.leave_one_out(), plain.leave_one_out()) < 1e-8
+    labels = (key[:, 1] + 0.5 * randn(50) > 0).long()
+    assert (lda(key * scale, labels).predict(key * scale) == lda(key, labels).predict(key)).all()
+
+
+def test_a_singular_fit_of_different_scales_is_right_or_says_so():
+    key = randn(50, 3) * torch.tensor([1.0, 1.0, 1e-9], dtype=D)
+    key = torch.cat([key, key[:, :1]], -1)  # and singular, too
+    value = key @ torch.tensor([[1.0], [1.0], [1e9], [1.0]], dtype=D)
+    ctx = intention.fit(key, value, alpha=0)
+    certified(lambda: ctx(key), value)
+    certified(lambda: ctx.without_points()(key), value)
+
+
+@pytest.mark.parametrize("apart", [1e-5, 1e-7, 1e-9])
+@pytest.mark.parametrize("alpha", [0.0, 1e-12])
+@pytest.mark.parametrize("grad", [False, True])
+def test_columns_that_nearly_depend_on_each_other(apart, alpha, grad):
+    key, value = randn(23, 3), randn(23, 1)
+    key[:, 2] = key[:, 0] + apart * key[:, 2]
+    u, s, _ = torch.linalg.svd(key, full_matrices=False)
+    want = u @ ((s.square() / (s.square() + alpha))[:, None] * (u.mT @ value))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore" if grad else "error")  # the derivatives may be doubtful, the values are not
+        got = intention.fit(key.requires_grad_(grad), value, alpha=alpha)(key)
+    assert off(got.detach(), want) < 1e-15 / apart + 1e-8
+
+
+# --- leave-one-out where the leverage is 1 ---------------------------------------------------------------------------
+
+
+def by_hand(key, value, query_at, **options):
+    rest = [j for j in range(len(key)) if j != query_at]
+    without = intention.fit(key[rest], value[rest], **options)
+    return value[query_at] - without(key[query_at : query_at + 1])[0]
+
+
+def brute_force(key, value, **options):
+    return torch.stack([by_hand(key, value, i, **options) for i in range(len(key))])
+
+
+def dummy_column():
+    key = randn(9, 3)
+    key[:, 2] = 0
+    key[4, 2] = 1.5
+    return key
+
+
+HARD = {
+    "as many points as features": (lambda: randn(4, 4), {"alpha": 0.0}),
+    "as many points as features, intercept": (lambda: randn(4, 4), {"alpha": 0.0, "intercept": True}),
+    "a column of one point": (dummy_column, {"alpha": 0.0}),
+    "a column of one point, tiny alpha": (dummy_column, {"alpha": 1e-13}),
+    "twice the same point": (lambda: randn(1, 5).repeat(2, 1), {"alpha": 0.0}),
+    "a far point": (lambda: torch.cat([1e5 * randn(1, 3), randn(29, 3)]), {"alpha": 1e-3}),
+    "a far point, intercept": (
+        lambda: torch.cat([1e6 * randn(1, 3), randn(29, 3)]),
+        {"alpha": 1e-3, "intercept": True},
+    ),
+    "convex, few points": (lambda: randn(4, 7), {"alpha": 1e-8, "covariance": "convex"}),
+    "convex, few points, intercept": (lambda: randn(4, 7), {"alpha": 1e-8, "covariance": "convex", "intercept": True}),
+    "convex without alpha": (lambda: randn(4, 7), {"alpha": 0.0, "covariance": "convex"}),
+    "one point, intercept": (lambda: randn(1, 3), {"alpha": 0.3, "intercept": True}),
+    "one point of one feature, intercept": (lambda: randn(1, 1), {"alpha": 0.3, "intercept": True}),
+}
+
+
+@pytest.mark.parametrize("name", HARD)
+def test_leave_one_out_where_a_point_is_alone(name):
+    make, options = HARD[name]
+    key = make()
+    value = randn(len(key), 2)
+    ctx = intention.fit(key, value, **options)
+    assert off(ctx.leave_one_out(), brute_force(key, value, **options)) < 1e-5
+    batch = intention.fit(torch.stack([key, randn(*key.shape)]), torch.stack([value, value]), **options)
+    assert off(batch.leave_one_out()[0], brute_force(key, value, **options)) < 1e-5
+
+
+def test_leverage_of_the_minimum_norm_fit():
+    x = randn(1, 5)
+    ctx = intention.fit(torch.cat([x, x]), randn(2, 1), alpha=0)
+    assert torch.allclose(ctx.leverage(), torch.full((2,), 0.5, dtype=D))
+    assert torch.allclose(intention.fit(randn(3, 5), randn(3, 1), alpha=0).leverage(), torch.ones(3, dtype=D))
+
+
+@pytest.mark.parametrize("shape", [(5, 9), (5, 5), (12, 4)])
+@pytest.mark.parametrize("covariance", ["ridge", "convex"])
+@pytest.mark.parametrize("intercept", [False, True])
+def test_a_grid_with_extremes_chooses_by_the_true_errors(shape, covariance, intercept):
+    grid = [0.0, 1e-10, 1e-3, 0.1, 0.9]
+    key, value = randn(20, *shape), randn(20, shape[0], 1)
+    chosen = intention.fit(key, value, alpha=grid, covariance=covariance, intercept=intercept).alpha
+    errors = []
+    for alpha in grid:
+        options = {"alpha": alpha, "covariance": covariance, "intercept": intercept}
+        errors.append(
+            torch.stack([brute_force(k, v, **options).square().sum() for k, v in zip(key, value, strict=True)])
+        )
+    errors = torch.stack(errors, -1)
+    taken = errors.gather(-1, torch.tensor([[grid.index(a)] for a in chosen.tolist()])).squeeze(-1)
+    known = errors[:, 1:] if shape[0] <= shape[1] else errors  # alpha = 0 is not looked at with so few points
+    assert (taken <= known.amin(-1) * (1 + 1e-5)).all()
+
+
+# --- variance ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("alpha", [1e-4, 1e-8, 1e-12])
+def test_variance_does_not_cancel(alpha):
+    key = randn(3, 6)
+    query = torch.cat([randn(4, 3) @ key, randn(2, 6)])  # in the span of the keys, and anywhere
+    u, s, v = torch.linalg.svd(key)
+    weights = query @ v.mT
+    spectrum = torch.cat([s.square(), torch.zeros(3, dtype=D)])
+    want = (weights.square() * alpha / (spectrum + alpha)).sum(-1)
+    ctx = intention.fit(key, randn(3, 1), alpha=alpha)
+    assert ((ctx.variance(query) - want).abs() / want).max() < 1e-6
+    del u
+
+
+def test_variance_of_a_kernel_is_right_or_says_so():
+    key, query = randn(12, 2), randn(3, 2)
+    query = torch.cat([query, key[:3]])
+    kernel = intention.kernels.Gaussian(2.0)
+    for alpha in (1e-3, 1e-6, 1e-9, 1e-12):
+        gram, cross = kernel(key, key), kernel(query, key)
+        values, vectors = torch.linalg.eigh(gram)
+        x = cross @ vectors  # k(q,q) - x (l + a)^-1 x' in two parts that do not cancel for q among the keys
+        want = 1 - (x.square() / (values + alpha)).sum(-1)
+        want[3:] = (alpha * (vectors[:3].square() * values / (values + alpha))).sum(-1)
+        ctx = intention.fit(key, randn(12, 1), alpha=alpha, kernel=kernel)
+        certified(lambda ctx=ctx: ctx.variance(query)[3:], want[3:], 1e-3)
+
+
+def test_variance_without_alpha_is_what_no_point_reaches():
+    key, query = randn(3, 5), randn(4, 5)
+    want = (query - query @ torch.linalg.pinv(key) @ key).square().sum(-1)
+    ctx = intention.fit(key, randn(3, 1), alpha=0)
+    for kind in (ctx, ctx.without_points(), intention.fit(key.repeat(2, 1), randn(6, 1), alpha=0)):
+        assert torch.allclose(kind.variance(query), want)
+
+
+@pytest.mark.parametrize("shape", [(11, 3), (3, 11)])
+def test_variance_of_the_convex_covariance_is_that_of_its_ridge(shape):
+    key, value, query = randn(*shape), randn(shape[0], 1), randn(5, shape[1])
+    convex = intention.fit(key, value, alpha=0.2, covariance="convex", intercept=True)
+    ridge = intention.fit(key, value, alpha=0.25, intercept=True)
+    for noise in (False, True):
+        assert torch.allclose(convex.variance(query, noise), ridge.variance(query, noise))
+
+
+def test_leading_dimensions_of_the_values_are_those_of_the_variance():
+    ctx = intention.fit(randn(11, 3), randn(5, 11, 2))
+    assert ctx.variance(randn(7, 3)).shape == (5, 7)
+
+
+# --- sums -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1e4, 1e6, 1e8])
+def test_an_outlier_that_came_and_went(size):
+    key, value, query = randn(20, 3), randn(20, 1), randn(5, 3)
+    far = torch.full((1, 3), size, dtype=D), torch.ones(1, 1, dtype=D)
+    want = intention.fit(key, value)(query)
+    ctx = intention.fit(key, value)
+    assert off(ctx.add(*far).remove(*far)(query), want) < 1e-9
+    certified(lambda: ctx.without_points().add(*far).remove(*far)(query), want, 1e-4)
+
+
+@pytest.mark.parametrize("apart", [1e4, 1e7, 1e8])
+def test_classes_far_apart(apart):
+    labels = torch.arange(40) % 2
+    key, hot = randn(40, 3), torch.nn.functional.one_hot(labels).to(D)
+    moved = key + apart * labels[:, None]
+    x = moved - hot @ (hot.mT @ moved / 20)
+    want = torch.linalg.solve(x.mT @ x + torch.eye(3, dtype=D), moved.mT @ hot)
+    ctx = intention.fit(moved, hot, covariance="within")
+    assert off(ctx.w, want) < 1e-6
+    query = randn(5, 3)
+    assert off(F.intention(query, moved, hot, covariance="within"), query @ want) < 1e-6
+    certified(lambda: ctx.without_points().w, want, 1e-4)
+
+
+def test_foreign_points_cannot_be_removed_from_sums():
+    ctx = intention.fit(randn(5, 2), randn(5, 1), keep_points=False)
+    for foreign in (randn(5, 2) + 1e3, randn(5, 2)):
+        with pytest.raises(ValueError, match="cannot have been in the context"):
+            ctx.remove(foreign, randn(5, 1))
+    with pytest.raises(ValueError, match="cannot have been in the context"):  # more than there are, all at the mean
+        ctx.remove(ctx.stats.mean_key.expand(7, 2), randn(7, 1))
+    left, impossible = Stats.of(randn(5, 2), randn(5, 1)).remove(Stats.of(torch.zeros(6, 2, dtype=D), randn(6, 1)))
+    assert impossible
+    assert left.total < 0
+
+
+@pytest.mark.parametrize("offset", [1e3, 1e4])
+def test_lda_far_from_the_origin(offset):
+    torch.manual_seed(1)
+    labels = torch.arange(40) % 3
+    key = (randn(40, 3) + 2 * torch.nn.functional.one_hot(labels).to(D) + offset).float()
+    near = key.double() - offset
+    for route in ("within", "total"):
+        got, want = lda(key, labels, route=route), lda(near, labels, route=route)
+        assert (got.predict(key) == want.predict(near)).all()
+        a, b = got(key).double(), want(near)
+        assert off(a[:, 1:] - a[:, :1], b[:, 1:] - b[:, :1]) < 1e-5
+
+
+# --- kernels and matrices ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("apart", [1e4, 1e7, 1e9])
+def test_a_gaussian_kernel_of_clusters_far_apart(apart):
+    key = torch.cat([randn(10, 2), randn(10, 2) + apart])
+    exact = torch.exp(-0.5 * (key[:, None] - key[None]).square().sum(-1))
+    assert (intention.kernels.Gaussian(0.5)(key, key) - exact).abs().max() < 1e-8
+    single = key.float() if apart < 1e5 else None
+    if single is not None:
+        exact = torch.exp(-0.5 * (single[:, None] - single[None]).square().sum(-1))
+        assert (intention.kernels.Gaussian(0.5)(single, single) - exact).abs().max() < 1e-4
+
+
+def test_what_is_not_positive_semidefinite_is_refused():
+    key, value = randn(10, 3), randn(10, 1)
+    with pytest.raises(ValueError, match="positive semidefinite, got an eigenvalue -"):
+        intention.fit(key, value, alpha=0.1, kernel=lambda x, y: torch.tanh(x @ y.mT - 1))(key)
+    with pytest.raises(ValueError, match="positive semidefinite"):
+        intention.fit(key, value, covariance=lambda k, v, w: -5 * torch.eye(3, dtype=D)).w  # noqa: B018
+
+
+def test_kernel_contexts_have_no_weights():
+    ctx = intention.fit(randn(10, 3), randn(10, 1), kernel="gaussian", intercept=True)
+    for ask in (lambda: ctx.intercept, lambda: ctx.solve_sigma(randn(3, 1)), ctx.free_w):
+        with pytest.raises(ValueError, match="has no w in the space of the keys"):
+            ask()
+    with pytest.raises(ValueError, match="has no w"):
+        intention.constraints.one_pass(ctx, torch.eye(3, dtype=D), 0.0)
+
+
+# --- classifiers ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [(9, 2), (5, 11)])
+def test_each_head_has_its_own_alpha(size):
+    n, d = size
+    key, labels, query = randn(2, n, d), torch.arange(n) % 2, randn(2, 7, d)
+    alpha, shrinkage = torch.tensor([0.1, 5.0], dtype=D), torch.tensor([0.2, 0.7], dtype=D)
+    for make in (lda, qda):
+        both = make(key, labels, alpha=alpha, shrinkage=shrinkage)(query)
+        for i in range(2):
+            one = make(key[i], labels, alpha=alpha[i], shrinkage=shrinkage[i])(query[i])
+            assert off(both[i], one) < 1e-9
+
+
+def test_a_weight_of_one_changes_nothing():
+    key, labels, query = randn(2, 15, 2), torch.arange(15) % 3, randn(2, 7, 2)
+    ones = torch.ones(2, 15, dtype=D)
+    for make in (lda, qda, ls_svm):
+        for kernel in (None, "gaussian"):
+            options = {"alpha": 0.3, "kernel": kernel}
+            assert off(make(key, labels, weight=ones, **options)(query), make(key, labels, **options)(query)) < 1e-9
+
+
+def test_what_classifiers_refuse():
+    key, labels = randn(9, 2), torch.tensor([0, 2, 0, 2, 0, 2, 0, 2, 0])
+    thirds = torch.full((3,), 1 / 3, dtype=D)
+    for make in (lda, qda):
+        with pytest.raises(ValueError, match="0 for classes without points"):
+            make(key, labels, priors=thirds, alpha=0.1)
+        with pytest.raises(ValueError, match="ddof = 20 leaves nothing"):
+            make(key, labels // 2, ddof=20)
+        with pytest.raises(ValueError, match="alpha must be finite and >= 0, got -1"):
+            make(key, labels // 2, alpha=-1.0)
+    with pytest.raises(ValueError, match="labels are empty"):
+        lda(key[:0], labels[:0])
+    assert ls_svm(key, labels > 0)(key).shape == (9, 2)  # bool labels
+
+
+# --- broken elements of a batch ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"kernel": "gaussian"}, {"alpha": "loo"}, {"alpha": [0.1, 1.0], "intercept": True}]
+)
+@pytest.mark.parametrize("shape", [(11, 3), (4, 9)])
+def test_a_broken_element_stays_alone(options, shape):
+    key, value, query = randn(3, *shape), randn(3, shape[0], 1), randn(3, 5, shape[1])
+    key[1, 0, 0] = torch.nan
+    ctx = intention.fit(key, value, **options)
+    alone = intention.fit(key[[0, 2]], value[[0, 2]], **options)
+    assert torch.isnan(ctx(query)[1]).all()
+    assert off(ctx(query)[[0, 2]], alone(query[[0, 2]])) < 1e-10
+    assert torch.isnan(ctx.variance(query)[1]).all()
+    assert off(ctx.leave_one_out()[[0, 2]], alone.leave_one_out()) < 1e-10
+
+
+def test_a_broken_element_does_not_lift_the_constraints_of_others():
+    key = randn(2, 20, 3)
+    value = -key.sum(-1, keepdim=True)
+    key[0, 0, 0] = torch.nan
+    w = intention.fit(key, value).constrain(torch.eye(3, dtype=D), 0.0).w
+    assert torch.isnan(w[0]).all()
+    assert w[1].abs().max() < 1e-9
+
+
+def test_classifiers_with_a_broken_element():
+    key, labels, query = randn(2, 11, 3), torch.arange(11) % 2, randn(2, 5, 3)
+    key[0, 0, 0] = torch.nan
+    for make in (lda, qda):
+        for options in ({"shrinkage": 0.1}, {"alpha": 0.1}):
+            logits = make(key, labels, **options)(query)
+            assert torch.isnan(logits[0]).all()
+            assert off(logits[1], make(key[1], labels, **options)(query[1])) < 1e-10
+
+
+# --- constraints ------------------------------------------------------------------------------------------------------
+
+
+def test_bounds_that_are_not_finite():
+    key = randn(20, 3).abs()
+    ctx = intention.fit(key, -key.sum(-1, keepdim=True))
+    eye = torch.eye(3, dtype=D)
+    loose = ctx.constrain(eye, torch.tensor([0.0, 0.0, -torch.inf], dtype=D)).w
+    assert off(loose, ctx.constrain(eye[:, :2], 0.0).w) < 1e-10
+    for bound in (torch.inf, torch.nan):
+        with pytest.raises(ValueError, match="c must be finite"):
+            ctx.constrain(eye, torch.tensor([0.0, 0.0, bound], dtype=D))
+    with pytest.raises(ValueError, match="c must be finite"):
+        ctx.constrain(eye, torch.tensor([0.0, 0.0, -torch.inf], dtype=D), "eq")
+    assert ctx.constrain(eye[:, :0], torch.zeros(0, dtype=D)) is ctx
+
+
+def test_constraints_without_alpha():
+    key = randn(50, 3)
+    value = key @ torch.tensor([[1.0], [-1.0], [0.5]], dtype=D)
+    from scipy.optimize import nnls
+
+    want = torch.from_numpy(nnls(key.numpy(), value[:, 0].numpy())[0])[:, None]
+    got = intention.fit(key, value, alpha=0).constrain(torch.eye(3, dtype=D), 0.0).w
+    assert off(got, want) < 1e-9
+    for few in (randn(2, 3), randn(1, 3).repeat(5, 1)):
+        with pytest.raises(ValueError, match="use alpha > 0"):
+            intention.fit(few, randn(len(few), 1), alpha=0).constrain(torch.eye(3, dtype=D), 0.0).w  # noqa: B018
+
+
+@pytest.mark.parametrize("alpha", [1e-6, 1e-10, 1e-12, 1e-14])
+def test_constraints_of_few_points_hold_or_say_so(alpha):
+    key = randn(3, 6)
+    ctx = intention.fit(key, randn(3, 1), alpha=alpha)
+    level = torch.full((2, 1), 5.0, dtype=D)
+    certified(lambda: key[:2] @ ctx.constrain(key[:2].mT, 5.0, "eq").w, level, 1e-3)
+
+
+# --- derivatives and the rest -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(7, 3), (3, 7)])
+@pytest.mark.parametrize("intercept", [False, True])
+def test_slopes_at_a_weight_of_zero(shape, intercept):
+    n, d = shape
+    key, value, query = randn(n, d), randn(n, 1), randn(2, d)
+    weight = torch.rand(n, dtype=D) + 0.5
+    weight[1] = 0
+    weight.requires_grad_()
+
+    def answers(w):
+        ctx = intention.fit(key, value, 0.3, w, intercept)
+        return torch.cat([ctx.leverage(), ctx.variance(query), ctx.leave_one_out().flatten(), ctx(query).flatten()])
+
+    slopes = torch.autograd.functional.jacobian(answers, weight)[:, 1]
+    step = torch.zeros(n, dtype=D)
+    step[1] = 1e-6
+    with torch.no_grad():
+        want = (answers(weight + step) - answers(weight)) / 1e-6
+    assert off(slopes, want) < 1e-4
+
+
+def test_the_inverse_and_its_derivatives():
+    """(c S + alpha W^-1)^-1 with all its derivatives: forward, backward, twice; and where it is a pseudo-inverse."""
+    x = randn(2, 7, 4)
+    s, alpha, gain = x.mT @ x, torch.rand(2, dtype=D) + 0.1, torch.rand(2, dtype=D) + 0.1
+    weight = torch.rand(2, 4, dtype=D) + 0.1
+
+    def f(s, w, a, g):
+        out, logdet, _ = inverse((s + s.mT) / 2, a, g, w)
+        return out, logdet
+
+    wants = [None if x is None else x.requires_grad_() for x in (s.clone(), weight, alpha, gain)]
+    for w in (None, wants[1]):
+        for g in (None, wants[3]):
+            args = (wants[0], w, wants[2], g)
+            assert torch.autograd.gradcheck(f, args, check_forward_ad=True)
+            assert torch.autograd.gradgradcheck(f, args)
+            out, logdet = f(*args)
+            full = (1 if g is None else g[:, None, None]) * s
+            full = full + alpha[:, None, None] * (torch.eye(4, dtype=D) if w is None else torch.diag_embed(1 / w))
+            assert off(out.detach(), torch.linalg.inv(full).detach()) < 1e-10
+            if w is None:
+                assert off(logdet.detach(), torch.logdet(full).detach()) < 1e-10
+    thin, zero = randn(2, 3, 5).requires_grad_(), torch.zeros(2, dtype=D)
+    heavy = (torch.rand(2, 5, dtype=D) + 0.2).requires_grad_()
+    assert off(inverse(thin.mT @ thin, zero)[0], torch.linalg.pinv(thin.mT @ thin, hermitian=True)) < 1e-9
+    assert torch.autograd.gradcheck(lambda x: inverse(x.mT @ x, zero)[0], (thin,), check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(lambda x: inverse(x.mT @ x, zero)[0], (thin,))
+    assert torch.autograd.gradcheck(lambda x, w: inverse(x.mT @ x, zero, None, w)[0], (thin, heavy))
+
+
+def test_answers_that_are_doubtful_are_said_to_be():
+    key = randn(40, 3)
+    key[:, 2] = key[:, 0] + 1e-7 * randn(40)
+    ctx = intention.fit(key, randn(40, 1), alpha=1e-16)
+    for ask in (lambda: ctx.variance(key), ctx.leave_one_out, ctx.leverage):
+        with pytest.warns(intention.AccuracyWarning):
+            ask()
+
+
+def test_many_features_and_few_points_stay_small():
+    """25 points in 8192 dimensions: nothing of size 8192 x 8192 (512 MiB) is ever made."""
+    key, value = torch.randn(25, 8192), torch.nn.functional.one_hot(torch.arange(25) % 5).float()
+    query = torch.randn(3, 8192)
+    peak = []
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            peak.extend(x.numel() for x in torch.utils._pytree.tree_leaves(out) if isinstance(x, torch.Tensor))
+            return out
+
+    labels = value.argmax(-1)
+    with Watch():
+        for options in ({}, {"intercept": True}, {"alpha": "loo"}, {"covariance": "within"}, {"covariance": "convex"}):
+            ctx = intention.fit(key, value, **options)
+            ctx(query), ctx.variance(query), ctx.add(query, value[:3]).remove(key[:2], value[:2])(query)
+            ctx.merge(ctx)(query)
+            ctx.constrain(torch.randn(8192, 2), 0.0).w  # noqa: B018
+        lda(key, labels, shrinkage=0.1)(query)
+        qda(key, labels, alpha=0.1)(query)
+        F.intention(query, key, value, covariance="within")
+    assert max(peak) < 25 * 8192 * 10
+
+
+def test_an_empty_batch():
+    ctx = intention.fit(randn(0, 20, 3), randn(0, 20, 1))
+    query = randn(0, 5, 3)
+    assert ctx(query).shape == (0, 5, 1)
+    assert ctx.variance(query).shape == (0, 5)
+    assert ctx.leave_one_out().shape == (0, 20, 1)
+
+
+def test_the_words_of_errors():
+    key, value = randn(7, 3), randn(7, 2)
+    ctx = intention.fit(key, value)
+    for call, kind, words in [
+        (lambda: intention.fit(key.numpy(), value), TypeError, "key must be a torch.Tensor, got ndarray"),
+        (lambda: intention.fit(key.long(), value), TypeError, "key must have a floating-point dtype"),
+        (lambda: intention.fit(randn(3, 7, 3), value)(randn(2, 5, 3)), ValueError, r"query \(2,\), context \(3,\)"),
+        (lambda: intention.fit(randn(3, 7, 3), value).add(randn(2, 1, 3), randn(1, 2)), ValueError, "must broadcast"),
+        (lambda: ctx.without_points().add(key, randn(7, 4)), ValueError, "k = 2 values"),
+        (
+            lambda: intention.fit(key, value, features=lambda x: x, keep_points=False).add(key, randn(7, 4)),
+            ValueError,
+            "k",
+        ),
+    ]:
+        with pytest.raises(kind, match=words):
+            call()
+    assert ctx.add(key.float(), value.float()).dtype == D
+    assert intention.fit(key.float(), value.float()).add(key, value).dtype == D
+
+
+def test_weights_with_more_leading_dimensions_than_keys():
+    key, value, weight, query = randn(7, 3), randn(7, 2), torch.rand(4, 7, dtype=D) + 0.1, randn(5, 3)
+    ctx = intention.fit(key, value, weight=weight)
+    less = ctx.remove(key[:2], value[:2])
+    assert off(less(query), intention.fit(key[2:], value[2:], weight=weight[:, 2:])(query)) < 1e-9
+    faded = intention.fit(key, value).forget(torch.tensor([0.5, 0.9], dtype=D))
+    assert faded(query).shape == (2, 5, 2)
+    assert faded.remove(key[:1], value[:1])(query).shape == (2, 5, 2)
+
+
+def test_a_head_holds_its_alpha():
+    head = intention.nn.Intention(alpha=torch.tensor(0.3))
+    assert "alpha" in dict(head.named_buffers())
+    assert intention.constraints.LinearConstraint(torch.eye(2), [0.0, 1.0]).bound.tolist() == [0.0, 1.0]
