@@ -93,10 +93,7 @@ class Context(Kept):
         key, value, weight = self._need_points("leave_one_out")
         self._need_closed_form("leave_one_out")
         system = self._certified
-        if isinstance(system, Dual):
-            out, risky = system.leave_one_out(), system.at_risk()
-        else:
-            out, risky = system.leave_one_out(key, value, weight), system.at_risk(key, weight)
+        out, risky = system.leave_one_out() if isinstance(system, Dual) else system.leave_one_out(key, value, weight)
         if eager() and bool(risky.any()):
             out = self._without_each(out, risky)
         return out.to(self.dtype)

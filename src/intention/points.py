@@ -39,7 +39,12 @@ def split(points: PointSet, gone: PointSet) -> tuple[PointSet, PointSet]:
     taken = []
     step = max(1, CHUNK // max(1, free.numel()))
     for start in range(0, m, step):
-        same = _equal_rows(old, [x[:, start : start + step] for x in new])
+        same = _equal_rows(old, [x[:, start : start + step] for x in new]) & free.unsqueeze(1)
+        if bool((same.sum(-1) == 1).all() & (same.sum(1) <= 1).all()):  # each its own: no need to go one by one
+            at = same.to(torch.uint8).argmax(-1)
+            free = free.scatter(-1, at, False)
+            taken.append(at)
+            continue
         for j in range(same.shape[1]):
             found = same[:, j] & free
             if not bool(found.any(-1).all()):

@@ -112,21 +112,18 @@ class Primal:
         total = torch.where(self.stats.total > 0, self.stats.total, 1.0)[..., None]
         return self.hat(key, weight) + (1.0 if weight is None else weight) / total
 
-    def leave_one_out(self, key: Tensor, value: Tensor, weight: Tensor | None) -> Tensor:
+    def leave_one_out(self, key: Tensor, value: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Errors (..., N, k), and (..., N) the points whose closed form is not exact: leverages near 1."""
         r = key if self.mean_key is None else key - self.mean_key
         target = value if self.mean_value is None else value - self.mean_value
-        count = self.stats.total if self.rule.intercept else None
-        return loo.residuals(self.hat(key, weight), r @ self.w, target, weight, count, self.rule.gain)
-
-    def at_risk(self, key: Tensor, weight: Tensor | None) -> Tensor:
-        """(..., N): points whose leave-one-out error the closed form does not know well: leverages near 1"""
-        hat = self.hat(key, weight).detach()
-        c = 1.0 if self.rule.gain is None else self.rule.gain.detach()[..., None]
-        count = self.stats.total if self.rule.intercept else None
-        left = 1 - c * hat * loo.stretch(weight, count, hat[..., None]).squeeze(-1)
-        limit = (1e5 * self.report.error).clamp(1e-6, 0.5)[..., None]
-        lonely = False if count is None else loo.lonely(weight, count)
-        return ~(left > limit) & torch.isfinite(hat) | lonely
+        hat = ((r @ self._solved[0]) * r).sum(-1)
+        hat = hat if weight is None else weight * hat
+        count, gain = self.stats.total if self.rule.intercept else None, self.rule.gain
+        out = loo.residuals(hat, r @ self.w, target, weight, count, gain)
+        shrunk = hat.detach() if gain is None else gain.detach()[..., None] * hat.detach()
+        left = 1 - shrunk * loo.stretch(weight, count, target).squeeze(-1)
+        risky = ~(left > (1e5 * self.report.error).clamp(1e-6, 0.5)[..., None]) & torch.isfinite(shrunk)
+        return out, risky if count is None else risky | loo.lonely(weight, count)
 
     def spectral(self, key: Tensor, value: Tensor, weight: Tensor | None) -> loo.Spectral:
         r = key if self.mean_key is None else key - self.mean_key
@@ -338,7 +335,8 @@ class Dual:
         alpha = self.rule.alpha[..., None]
         return torch.where(there & (alpha > 0), 1 - alpha * own / mass, plain)
 
-    def leave_one_out(self) -> Tensor:
+    def leave_one_out(self) -> tuple[Tensor, Tensor]:
+        """Errors (..., N, k), and (..., N) the points of which the closed form does not hold."""
         count = self.inner.count if self.rule.intercept else None
         gain = self.rule.gain
         plain = loo.residuals(self.hat(), self.inner.gram @ self.coef, self.target, self.weight, count, gain)
@@ -349,12 +347,10 @@ class Dual:
             c = torch.where(gain > 0.01, gain, 1.0)[..., None, None]
             exact = (exact - (1 - c) * self.target * loo.stretch(self.weight, count, self.target)) / c
             there = there & (gain > 0.01)[..., None]
-        return torch.where(there[..., None], exact, plain)
-
-    def at_risk(self) -> Tensor:
-        """(..., N): points whose leave-one-out error the closed form does not know"""
-        lonely = loo.lonely(self.weight, self.inner.count) if self.rule.intercept else False
-        return self.singular[..., None] | torch.zeros_like(self.inner.share, dtype=torch.bool) | lonely
+        risky = self.singular[..., None] | torch.zeros_like(self.inner.share, dtype=torch.bool)
+        if self.rule.intercept:
+            risky = risky | loo.lonely(self.weight, self.inner.count)
+        return torch.where(there[..., None], exact, plain), risky
 
     def spectral(self) -> loo.Spectral:
         return loo.spectral_dual(self.gram, self.target, self.weight, self.lift, self.inner.count)
