@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from os import PathLike
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from intention import checks, points, storage
+from intention import checks, left_out, points, storage
 from intention.covariance import is_named, on_keys
-from intention.features import Features
 from intention.functional import Info
 from intention.kept import Kept
-from intention.kernels import BoundKernel, Custom
 from intention.solve.constrained import Constraint
 from intention.solve.doors import eager
 from intention.solve.ladder import Report, warn_inaccurate
@@ -95,31 +92,8 @@ class Context(Kept):
         system = self._certified
         out, risky = system.leave_one_out() if isinstance(system, Dual) else system.leave_one_out(key, value, weight)
         if eager() and bool(risky.any()):
-            out = self._without_each(out, risky)
+            out = left_out.refit(self, out, risky)
         return out.to(self.dtype)
-
-    def _without_each(self, out: Tensor, risky: Tensor) -> Tensor:
-        """`out` with the errors of the points `risky` (..., N) from fits that count them 0."""
-        lead = checks.leading(fit=out.shape[:-2], alpha=self.alpha.shape)
-        key, value, weight = self._points
-        n = key.shape[-2]
-        weight = torch.ones_like(key[..., 0]) if weight is None else weight
-        out = out.expand(*lead, *out.shape[-2:]).reshape(-1, *out.shape[-2:])
-        risky = risky.expand(*lead, n).reshape(-1, n)
-        key, value = (x.expand(*lead, *x.shape[-2:]).reshape(-1, *x.shape[-2:]) for x in (key, value))
-        weight, alpha = weight.expand(*lead, n).reshape(-1, n), self.alpha.expand(lead).reshape(-1)
-        element, point = risky.nonzero(as_tuple=True)
-        errors = []
-        step = max(1, (1 << 24) // (n * key.shape[-1]))
-        for start in range(0, len(element), step):
-            at, i = element[start : start + step], point[start : start + step]
-            taken = torch.zeros(len(at), n, dtype=weight.dtype, device=weight.device).scatter(1, i[:, None], 1.0)
-            rest = {"key": key[at], "value": value[at], "weight": weight[at] * (1 - taken), "alpha": alpha[at]}
-            kernel = None if self.kernel is None else self.kernel.take(lead, at)
-            fitted = dataclasses.replace(self, **rest, stats=None, kernel=kernel)
-            errors.append(value[at, i].double() - fitted(key[at, i].unsqueeze(-2)).squeeze(-2).double())
-        out = out.index_put((element, point), torch.cat(errors))
-        return out.reshape(*lead, *out.shape[-2:])
 
     def describe(self) -> Info:
         """Route (an index into `functional.ROUTES`), condition and estimated relative error of the fit (...)."""
@@ -282,37 +256,6 @@ class Context(Kept):
             )
         return dataclasses.replace(self, stats=stats)
 
-    def _check_same(self, other: Context) -> None:
-        """Contexts that are fitted the same way can be merged."""
-        if not isinstance(other, Context):
-            raise TypeError(f"merge takes another Context, got {type(other).__name__}; use add(key, value) for points")
-        if self.device != other.device:
-            raise ValueError(f"the contexts are on {self.device} and {other.device}; fit them on one device")
-        if self._sums_or_points_differ(other):
-            raise ValueError(f"contexts of different (d, k) cannot be merged: {self.sizes} and {other.sizes}")
-        if self.constraints or other.constraints:
-            raise ValueError("merge the contexts first, then constrain the one that comes of it")
-        for name in ("covariance", "fits_intercept"):
-            mine, theirs = getattr(self, name), getattr(other, name)
-            if mine != theirs:
-                raise ValueError(
-                    f"contexts of different {name.removeprefix('fits_')} cannot be merged: {mine}, {theirs}"
-                )
-        if self.alpha.shape != other.alpha.shape or not torch.equal(self.alpha, other.alpha):
-            raise ValueError(
-                "contexts of different alpha cannot be merged; fit both with the same, e.g. alpha=other.alpha"
-            )
-        for name in ("kernel", "features"):
-            if not _equal(getattr(self, name), getattr(other, name)):
-                raise ValueError(
-                    f"contexts of different {name} cannot be merged; pass the bound one: fit(..., {name}=first.{name})"
-                )
-
-    def _sums_or_points_differ(self, other: Context) -> bool:
-        if self.features is not None and (self.key is None) != (other.key is None):
-            return self.sizes[1] != other.sizes[1]  # one tells d, the other the number of features
-        return self.sizes != other.sizes
-
     def _need_points(self, what: str) -> tuple[Tensor, Tensor, Tensor | None]:
         if self.key is None:
             raise ValueError(f"{what} needs the points, and this context keeps sums only; fit with keep_points=True")
@@ -349,14 +292,3 @@ def _warn_cancelled(spread: Tensor, whole: Tensor) -> None:
     error = 8 * EPS * whole / spread.clamp_min(torch.finfo(spread.dtype).tiny)
     zero = torch.zeros_like(error)
     warn_inaccurate(Report(zero, whole / spread, torch.where(whole > 0, error, 0.0)))
-
-
-def _equal(a: Any, b: Any) -> bool:
-    """Whether two bound kernels, or two feature maps, are the same function."""
-    if a is b or a is None or b is None:
-        return a is b
-    stored = isinstance(a, (BoundKernel, Features)) and type(a) is type(b) and a.name == b.name
-    if not stored or getattr(getattr(a, "kernel", None), "name", "") == Custom.name or a.settings() != b.settings():
-        return False
-    mine, theirs = a.state(), b.state()
-    return mine.keys() == theirs.keys() and all(torch.equal(x, theirs[name]) for name, x in mine.items())

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +21,16 @@ from intention import checks
 from intention.solve.doors import eager
 
 Covariance = str | Callable[[Tensor, Tensor, Tensor | None], Tensor]
+
+
+class Rule(NamedTuple):
+    """How points become a fit: Sigma = c S + alpha I."""
+
+    alpha: Tensor  # (...) float64
+    gain: Tensor | None  # c, (...); None is 1
+    intercept: bool
+    covariance: Covariance
+    quiet: bool = False  # the caller reads the report
 
 
 def is_named(covariance: Covariance) -> bool:
@@ -63,6 +74,12 @@ def deviations(x: Tensor, value: Tensor, weight: Tensor | None) -> Tensor:
     for _ in range(2):  # the second pass removes the rounding of the first means
         x = x - value @ (class_shares(value, weight) @ x)
     return x
+
+
+def within_scatter(key: Tensor, labels: Tensor, weight: Tensor | None) -> Tensor:
+    """X'WX (..., d, d) of the keys around the means of their classes"""
+    x = deviations(key, labels, weight)
+    return x.mT @ (x if weight is None else weight.unsqueeze(-1) * x)
 
 
 def matrix_of(covariance: Covariance, key: Tensor, value: Tensor, weight: Tensor | None) -> Tensor:

@@ -13,14 +13,15 @@ import torch
 from torch import Tensor
 
 from intention import checks
-from intention.covariance import class_shares, deviations
+from intention.covariance import Rule, class_shares, deviations, within_scatter
+from intention.dual import Dual, Inner
 from intention.fitting import bind_kernel, fit
 from intention.functional import Info
+from intention.primal import Primal
 from intention.solve.doors import eager
 from intention.solve.inverse import inverse
 from intention.solve.ladder import PINV, Report
 from intention.solve.stats import Stats
-from intention.systems import Dual, Inner, Primal, Rule
 
 ROUTES = ("within", "total")
 
@@ -264,8 +265,7 @@ def _positive(alpha: Any, shrinkage: Any) -> bool:
 
 def _primal_within(key: Tensor, labels: Tensor, mass: Tensor, rule: Rule) -> Primal:
     """The d x d system around the means of classes."""
-    x = deviations(key, labels, mass)
-    return Primal(Stats.of(key, key[..., :0], mass), rule, x.mT @ (mass.unsqueeze(-1) * x))
+    return Primal(Stats.of(key, key[..., :0], mass), rule, within_scatter(key, labels, mass))
 
 
 def _linear_scores(

@@ -6,12 +6,14 @@ import torch
 from torch import Tensor
 
 from intention import checks, layout
-from intention.covariance import Covariance, is_named
+from intention.covariance import Covariance, Rule, is_named, matrix_of, within_scatter
+from intention.dual import Dual, Inner
 from intention.layout import Inputs
 from intention.prepare import is_dual
+from intention.primal import Primal
 from intention.solve.ladder import Report
 from intention.solve.problem import Problem
-from intention.systems import Dual, Primal, Rule, linear_system
+from intention.solve.stats import Stats
 
 SOLVERS = ("auto", "primal", "dual", "float64")
 
@@ -47,7 +49,18 @@ def system_of(inputs: Inputs | Problem, covariance: Covariance, intercept: bool,
     if dual and not torch.compiler.is_compiling():
         dual = bool((alpha > 0).all())  # the dual of another Sigma than that of the keys divides by alpha
     rule = Rule(alpha.double(), None if gain is None else gain.double(), intercept, covariance)
-    return linear_system(key.double(), value.double(), None if weight is None else weight.double(), rule, dual)
+    return _linear_system(key.double(), value.double(), None if weight is None else weight.double(), rule, dual)
+
+
+def _linear_system(key: Tensor, value: Tensor, weight: Tensor | None, rule: Rule, dual: bool) -> Primal | Dual:
+    """The system of points in float64, in the form asked for; `dual` needs alpha > 0 where Sigma is within-class."""
+    if dual:
+        return Dual(Inner(key, weight, rule.intercept, None), value, weight, rule)
+    stats = Stats.of(key, value, weight)
+    if rule.covariance == "within":
+        return Primal(stats, rule, within_scatter(key, value, weight))
+    seen = key - stats.mean_key.unsqueeze(-2) if rule.intercept else key
+    return Primal(stats, rule, matrix_of(rule.covariance, seen, value, weight))
 
 
 def predict_shared(

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from intention import checks
-from intention.covariance import Covariance, gain_of, is_named, matrix_of, on_keys
+from intention.covariance import Covariance, Rule, gain_of, is_named, matrix_of, on_keys, within_scatter
+from intention.dual import Dual, Inner
 from intention.features import Features
 from intention.kernels import BoundKernel, Custom
 from intention.lazy import lazy
+from intention.primal import Primal
 from intention.solve.constrained import Constraint, constrained
 from intention.solve.doors import eager
 from intention.solve.ladder import TOLERATED, Report, warn_inaccurate
 from intention.solve.ridge import solve_points
 from intention.solve.stats import Stats
-from intention.systems import Dual, Inner, Primal, Rule, within_scatter
 
 # An estimated error above this is worth another look at the points themselves, whose condition is not squared.
 DOUBTFUL = {torch.float64: 1e-9}
@@ -165,6 +167,37 @@ class Kept:
             )
         return constrained(w, system.solve, self.constraints)
 
+    def _check_same(self, other: Kept) -> None:
+        """Contexts that are fitted the same way can be merged."""
+        if not isinstance(other, Kept):
+            raise TypeError(f"merge takes another Context, got {type(other).__name__}; use add(key, value) for points")
+        if self.device != other.device:
+            raise ValueError(f"the contexts are on {self.device} and {other.device}; fit them on one device")
+        if self._sums_or_points_differ(other):
+            raise ValueError(f"contexts of different (d, k) cannot be merged: {self.sizes} and {other.sizes}")
+        if self.constraints or other.constraints:
+            raise ValueError("merge the contexts first, then constrain the one that comes of it")
+        for name in ("covariance", "fits_intercept"):
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if mine != theirs:
+                raise ValueError(
+                    f"contexts of different {name.removeprefix('fits_')} cannot be merged: {mine}, {theirs}"
+                )
+        if self.alpha.shape != other.alpha.shape or not torch.equal(self.alpha, other.alpha):
+            raise ValueError(
+                "contexts of different alpha cannot be merged; fit both with the same, e.g. alpha=other.alpha"
+            )
+        for name in ("kernel", "features"):
+            if not _equal(getattr(self, name), getattr(other, name)):
+                raise ValueError(
+                    f"contexts of different {name} cannot be merged; pass the bound one: fit(..., {name}=first.{name})"
+                )
+
+    def _sums_or_points_differ(self, other: Kept) -> bool:
+        if self.features is not None and (self.key is None) != (other.key is None):
+            return self.sizes[1] != other.sizes[1]  # one tells d, the other the number of features
+        return self.sizes != other.sizes
+
 
 class _Cast:
     """A kernel of the user's own, called in the dtype the points came in."""
@@ -177,3 +210,14 @@ class _Cast:
 
     def diagonal(self, x: Tensor) -> Tensor:
         return self.kernel.diagonal(x.to(self.dtype)).double()
+
+
+def _equal(a: Any, b: Any) -> bool:
+    """Whether two bound kernels, or two feature maps, are the same function."""
+    if a is b or a is None or b is None:
+        return a is b
+    stored = isinstance(a, (BoundKernel, Features)) and type(a) is type(b) and a.name == b.name
+    if not stored or getattr(getattr(a, "kernel", None), "name", "") == Custom.name or a.settings() != b.settings():
+        return False
+    mine, theirs = a.state(), b.state()
+    return mine.keys() == theirs.keys() and all(torch.equal(x, theirs[name]) for name, x in mine.items())

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from intention import checks
 from intention.covariance import gain_of, on_keys
+from intention.dual import Dual
 from intention.prepare import alpha_of
 from intention.solve import loo
-from intention.systems import Dual
 
 # alpha="loo" looks from 1e-6 to 1e3 of the mean eigenvalue, three values a decade
 GRID = torch.logspace(-6, 3, 28, dtype=torch.float64)
