@@ -10,13 +10,13 @@ from torch import Tensor
 
 from intention import checks, left_out, points, storage
 from intention.covariance import is_named, on_keys
+from intention.dual import Dual
 from intention.functional import Info
 from intention.kept import Kept
 from intention.solve.constrained import Constraint
 from intention.solve.doors import eager
 from intention.solve.ladder import Report, warn_inaccurate
 from intention.solve.stats import EPS, Stats
-from intention.systems import Dual
 
 
 class Context(Kept):

@@ -11,6 +11,7 @@ from intention.dual import Dual, Inner
 from intention.layout import Inputs
 from intention.prepare import is_dual
 from intention.primal import Primal
+from intention.solve.doors import eager
 from intention.solve.ladder import Report
 from intention.solve.problem import Problem
 from intention.solve.stats import Stats
@@ -27,7 +28,7 @@ def check_estimated(
             f"solver={solver!r} works on the keys alone, so on covariance 'ridge' and 'convex'; use one of {SOLVERS}"
         )
     if is_named(covariance):
-        if not torch.compiler.is_compiling():
+        if eager():
             checks.one_hot(value, keep)
         return
     if solver == "dual":
@@ -46,7 +47,7 @@ def system_of(inputs: Inputs | Problem, covariance: Covariance, intercept: bool,
     if not isinstance(alpha, Tensor):
         alpha = torch.tensor(alpha, dtype=torch.float64, device=key.device)
     dual = is_named(covariance) and is_dual(solver, key)
-    if dual and not torch.compiler.is_compiling():
+    if dual and eager():
         dual = bool((alpha > 0).all())  # the dual of another Sigma than that of the keys divides by alpha
     rule = Rule(alpha.double(), None if gain is None else gain.double(), intercept, covariance)
     return _linear_system(key.double(), value.double(), None if weight is None else weight.double(), rule, dual)
