@@ -424,3 +424,29 @@ def test_what_was_looked_at_without_gradients_still_has_them():
         assert out.requires_grad
         assert torch.equal(out, quiet)
         assert torch.autograd.grad(out.sum(), key)[0].norm() > 0
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("covariance", ["within", "callable"])
+def test_covariances_of_their_own_in_torch_func_and_compile(shape, covariance):
+    key, value, query = sample(*shape)
+    value = torch.nn.functional.one_hot(torch.arange(shape[1]) % shape[3], shape[3]).to(D).expand_as(value)
+    chosen = _robust if covariance == "callable" else covariance
+
+    def call(key, value, query):
+        return F.intention(query, key, value, alpha=0.5, covariance=chosen, intercept=True)
+
+    def use(key, value, query):
+        return intention.fit(key, value, alpha=0.5, covariance=chosen, intercept=True)(query)
+
+    want = call(key, value, query)
+    for f in (call, use):
+        close(f(key, value, query), want, 1e-10)
+        close(torch.vmap(f)(key, value, query), want, 1e-10)
+        close(torch.compile(f, fullgraph=True)(key, value, query), want, 1e-10)
+    key.requires_grad_()
+    (slope,) = torch.autograd.grad(call(key, value, query).square().sum(), key)
+    close(torch.func.grad(lambda k: call(k, value, query).square().sum())(key.detach()), slope, 1e-10)
+    compiled = torch.compile(call, fullgraph=True)
+    close(torch.autograd.grad(compiled(key, value, query).square().sum(), key)[0], slope, 1e-10)
+    assert torch.autograd.gradcheck(call, (key, value, query))
