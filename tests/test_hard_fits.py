@@ -531,3 +531,202 @@ def test_a_head_holds_its_alpha():
     head = intention.nn.Intention(alpha=torch.tensor(0.3))
     assert "alpha" in dict(head.named_buffers())
     assert intention.constraints.LinearConstraint(torch.eye(2), [0.0, 1.0]).bound.tolist() == [0.0, 1.0]
+
+
+# --- more of the same -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e2, 1e3])
+@pytest.mark.parametrize("alpha", [1.0, 1e-4])
+def test_kernels_within_classes_are_right_or_say_so(scale, alpha):
+    labels = torch.arange(60) % 2
+    hot = torch.nn.functional.one_hot(labels).to(D)
+    key, query = scale * randn(60, 3), scale * randn(4, 3)
+    want = intention.fit(key, hot, alpha, covariance="within")(query)
+    certified(lambda: intention.fit(key, hot, alpha, covariance="within", kernel="linear")(query), want, 1e-3)
+    plain = lda(key, labels, alpha=alpha)(query)
+    gap = (plain[:, 1] - plain[:, 0])[:, None]
+
+    def kernel_gap():
+        logits = lda(key, labels, alpha=alpha, kernel="linear")(query)
+        return (logits[:, 1] - logits[:, 0])[:, None]
+
+    certified(kernel_gap, gap, 1e-3)
+
+
+@pytest.mark.parametrize("apart", [1.0, 1e2, 1e4, 1e5, 1e6, 1e7])
+def test_the_total_route_is_equal_or_refused(apart):
+    labels = torch.arange(60) % 3
+    key = randn(60, 3) + apart * torch.nn.functional.one_hot(labels).to(D)
+    want = lda(key, labels)(key)
+    certified(lambda: lda(key, labels, route="total")(key), want, 1e-4)
+    if apart < 1e3:
+        assert off(lda(key, labels, route="total")(key), want) < 1e-8
+
+
+@pytest.mark.parametrize("alpha", [1e-1, 1e-4, 1e-6, 0.0])
+def test_a_kernel_in_float32_knows_its_rounding(alpha):
+    torch.manual_seed(0)
+    key, value, query = torch.randn(50, 2), torch.randn(50, 1), torch.randn(5, 2)
+
+    def own(x, y):
+        return (1 + x @ y.mT) ** 2
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        want = intention.fit(key.double(), value.double(), alpha, kernel=own)(query.double())
+    certified(lambda: intention.fit(key, value, alpha, kernel=own)(query), want, 1e-3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        intention.fit(key, value, 1.0, kernel=own)(query)  # nothing to say of an ordinary fit
+
+
+@pytest.mark.parametrize("offset", [1.0, 1e4, 1e6, 1e7])
+def test_a_kernel_is_centred_or_says_so(offset):
+    key, value, query = randn(30, 3) + offset, randn(30, 1), randn(5, 3) + offset
+    plain = intention.fit(key, value, intercept=True)
+    certified(lambda: intention.fit(key, value, intercept=True, kernel="linear")(query), plain(query), 1e-3)
+
+
+def test_single_refits_know_the_features_and_kernels_of_their_element():
+    maps = torch.stack([torch.eye(3, dtype=D), torch.tensor([[1.0, 1, 0], [0, 1, 1], [0, 0, 1]], dtype=D)])
+    key = torch.randint(-3, 4, (2, 9, 3)).to(D)
+    key[0, :, 1:] = 0
+    key[0, :, 0] = torch.arange(1, 10)
+    key[0, 0, 1] = key[0, 1, 2] = 1
+    value = randn(2, 9, 1)
+    got = intention.fit(key, value, alpha=0, features=lambda x: x @ maps).leave_one_out()
+    for i in range(2):
+        assert off(got[i], brute_force(key[i] @ maps[i], value[i], alpha=0)) < 1e-8
+    lonely = {"intercept": True, "kernel": "gaussian", "features": "nystroem", "landmarks": 1}
+    one = randn(2, 3, 1, 1)
+    assert off(intention.fit(randn(2, 3, 1, 3), one, **lonely).leave_one_out(), one) < 1e-12
+    gamma = torch.tensor([0.5, 2.0], dtype=D)
+    twice = randn(2, 3, 2).repeat(1, 2, 1)
+    ctx = intention.fit(twice, randn(2, 6, 1), alpha=0, kernel=intention.kernels.Gaussian(gamma))
+    for i in range(2):
+        kernel = intention.kernels.Gaussian(gamma[i])
+        assert off(ctx.leave_one_out()[i], brute_force(twice[i], ctx.value[i], alpha=0, kernel=kernel)) < 1e-6
+
+
+@pytest.mark.parametrize("size", [1e8, 1e12, 1e16])
+def test_an_outlier_of_the_values_that_came_and_went(size):
+    key, value, query = randn(30, 3), randn(30, 1), randn(5, 3)
+    far = randn(1, 3), torch.full((1, 1), size, dtype=D)
+    assert off(intention.fit(key, value).add(*far).remove(*far)(query), intention.fit(key, value)(query)) < 1e-6
+
+
+@pytest.mark.parametrize("heavy", [1e3, 1e6, 1e9])
+def test_leave_one_out_of_a_point_with_nearly_all_the_weight(heavy):
+    key, value, weight = randn(9, 2), randn(9, 1), torch.ones(9, dtype=D)
+    weight[0] = heavy
+    kernel = intention.kernels.Gaussian(0.5)
+    got = intention.fit(key, value, 0.5, weight, intercept=True, kernel=kernel).leave_one_out()
+    without = intention.fit(key[1:], value[1:], 0.5, weight[1:], intercept=True, kernel=kernel)
+    assert off(got[:1], value[:1] - without(key[:1])) < 1e-5
+
+
+@pytest.mark.parametrize("alpha", [1e-8, 1e-11, 1e-13])
+def test_kernel_qda_is_right_or_says_so(alpha):
+    key, labels, query = randn(60, 3), torch.arange(60) % 2, randn(4, 3)
+    plain = qda(key, labels, alpha=alpha)(query)
+
+    def gap():
+        logits = qda(key, labels, alpha=alpha, kernel="linear")(query)
+        return (logits[:, 1] - logits[:, 0])[:, None]
+
+    certified(gap, (plain[:, 1] - plain[:, 0])[:, None], 1e-3)
+
+
+@pytest.mark.parametrize(("shape", "options"), [
+    ((2, 2), {}),
+    ((4, 4), {}),
+    ((3, 3), {"intercept": True}),
+    ((2, 5), {"intercept": True}),
+    ((3, 5), {"covariance": "convex"}),
+    ((4, 3), {"covariance": "convex", "intercept": True}),
+])  # fmt: skip
+def test_gradients_of_leave_one_out_without_alpha(shape, options):
+    key, value = randn(*shape).requires_grad_(), randn(shape[0], 1)
+    (slope,) = torch.autograd.grad(intention.fit(key, value, alpha=0, **options).leave_one_out().sum(), key)
+    (want,) = torch.autograd.grad(brute_force(key, value, alpha=0, **options).sum(), key)
+    assert (slope - want).norm() <= 1e-5 * want.norm() + 1e-12  # with 2 points and an intercept it is 0
+
+
+def test_forward_mode_of_a_weighted_minimum_norm_fit():
+    key, value = randn(3, 2).repeat(2, 1), randn(6, 1)
+    weight, step = torch.rand(6, dtype=D) + 0.3, randn(6)
+
+    def f(w):
+        return intention.fit(key, value, 0, w, kernel="linear")(key[:2])
+
+    _, tangent = torch.func.jvp(f, (weight,), (step,))
+    want = (f(weight + 1e-6 * step) - f(weight - 1e-6 * step)) / 2e-6
+    assert off(tangent, want) < 1e-5
+
+
+@pytest.mark.parametrize("n", [3, 5, 12])
+@pytest.mark.parametrize("offset", [0.0, 1e4])
+def test_sums_can_lose_their_points_one_by_one(n, offset):
+    key, value = randn(n, 3) + offset, randn(n, 2)
+    ctx = intention.fit(key, value, intercept=True, keep_points=False)
+    for i in range(n):
+        ctx = ctx.remove(key[i : i + 1], value[i : i + 1])
+    assert ctx(randn(4, 3)).abs().max() == 0
+
+
+def test_leading_dimensions_of_gamma_and_weights_of_another_dtype():
+    kernel = intention.kernels.Gaussian(torch.tensor([0.5, 1.0, 2.0], dtype=D))
+    ctx = intention.fit(randn(7, 2), randn(7, 1), 0.1, kernel=kernel)
+    assert ctx(randn(5, 2)).shape == (3, 5, 1)
+    assert ctx.variance(randn(5, 2)).shape == (3, 5)
+    key, value = torch.randn(7, 2), torch.randn(7, 1)
+    left = intention.fit(key, value).forget(0.9).remove(key[:1], value[:1], torch.full((1,), 0.9))
+    assert left.key.shape[-2] == 6
+
+
+def test_the_default_grid_is_around_the_mean_eigenvalue():
+    key = torch.diag_embed(torch.full((4,), 3.0, dtype=D)).repeat(2, 1)  # K'K = 18 I
+    grid = intention.selection._default_grid(torch.full((4,), 18.0, dtype=D), 8, "ridge")
+    assert torch.allclose(grid, 18 * torch.logspace(-6, 3, 28, dtype=D))
+    assert float(intention.fit(key, randn(8, 1), alpha="loo").alpha) in grid.tolist()
+    assert torch.allclose(intention.selection._default_grid(torch.full((4,), 18.0, dtype=D), 2, "ridge"), 2 * grid)
+
+
+def test_qda_of_few_points_with_shrinkage_is_the_plain_formula():
+    """The classes shrink to different sizes, so the directions that no point has count differently, too."""
+    labels = torch.arange(8) % 2
+    key, query = randn(8, 11) * (1 + 3 * labels[:, None]), randn(5, 11)
+    logits = qda(key, labels, shrinkage=0.3)(query)
+    for c in range(2):
+        mine = key[labels == c]
+        cov = torch.cov(mine.T, correction=0)
+        cov = 0.7 * cov + 0.3 * cov.diagonal().mean() * torch.eye(11, dtype=D)
+        r = query - mine.mean(0)
+        want = (
+            -0.5 * ((r @ torch.linalg.inv(cov)) * r).sum(-1)
+            - 0.5 * torch.logdet(cov)
+            + torch.tensor(0.5, dtype=D).log()
+        )
+        assert off(logits[:, c], want) < 1e-9
+
+
+def test_kernels_of_classifiers_see_the_weights():
+    key, labels, query = randn(12, 2), torch.arange(12) % 2, randn(5, 2)
+    times = torch.tensor([1, 2, 3, 1, 0, 2, 1, 3, 2, 1, 1, 2])
+    again = torch.arange(12).repeat_interleave(times)
+    for make in (lda, qda, ls_svm):  # gamma by the median of the weighted pairs
+        a = make(key, labels, alpha=0.5, weight=times.to(D), kernel="gaussian")(query)
+        b = make(key[again], labels[again], alpha=0.5, kernel="gaussian")(query)
+        assert off(a[:, 1] - a[:, 0], b[:, 1] - b[:, 0]) < 1e-9
+
+
+def test_the_convex_fit_of_dependent_columns():
+    key, value = randn(23, 3), randn(23, 1)
+    key[:, 2] = key[:, 0] + 1e-9 * key[:, 2]
+    u, s, _ = torch.linalg.svd(key, full_matrices=False)
+    alpha = 1e-10
+    want = u @ ((s.square() / ((1 - alpha) * s.square() + alpha))[:, None] * (u.mT @ value))
+    assert off(intention.fit(key, value, alpha=alpha, covariance="convex")(key), want) < 1e-6
+    half = intention.fit(1e-12 * key, value, alpha=0.5, covariance="convex")
+    assert off(half.w, 2e-12 * key.mT @ value) < 1e-8

@@ -15,7 +15,6 @@ from intention.functional import Info
 from intention.kept import Kept
 from intention.solve.constrained import Constraint
 from intention.solve.doors import eager
-from intention.solve.ladder import Report, warn_inaccurate
 from intention.solve.stats import EPS, Stats
 
 
@@ -64,10 +63,7 @@ class Context(Kept):
         self._unconstrained("variance")
         query, dtype = self._query(query)
         level = self.alpha if self._gain is None else self.alpha / self._gain
-        system = self._certified
-        out = system.spread(query)
-        if eager() and isinstance(system, Dual) and self.kernel is not None:
-            _warn_cancelled(out, system.inner.square(query))
+        out = self._certified.spread(query)
         if self.fits_intercept:
             out = out + (level / self._count)[..., None]
         lead = checks.leading(query=query.shape[:-2], context=self.lead, alpha=self.alpha.shape)
@@ -123,7 +119,8 @@ class Context(Kept):
         stats = None
         if self.stats is not None and n >= d:
             stats, _ = self.stats.remove(self._stats_of(*gone))
-            if bool((stats.noise > 1e3 * EPS * stats.scatter.diagonal(0, -2, -1)).any()):
+            large = gone[1].detach().abs().amax() > 1e6 * left[1].detach().abs().amax()
+            if bool(large | (stats.noise > 1e3 * EPS * stats.scatter.diagonal(0, -2, -1)).any()):
                 stats = None  # what went was so much larger that its rounding shows in what is left: sum that anew
         return dataclasses.replace(self, key=left[0], value=left[1], weight=left[2], stats=stats)
 
@@ -285,10 +282,3 @@ class Context(Kept):
     def _unconstrained(self, what: str) -> None:
         if self.constraints:
             raise ValueError(f"{what} is not known in closed form under constraints; ask the unconstrained context")
-
-
-def _warn_cancelled(spread: Tensor, whole: Tensor) -> None:
-    """A variance far below the prior one is the difference of two numbers of that size."""
-    error = 8 * EPS * whole / spread.clamp_min(torch.finfo(spread.dtype).tiny)
-    zero = torch.zeros_like(error)
-    warn_inaccurate(Report(zero, whole / spread, torch.where(whole > 0, error, 0.0)))

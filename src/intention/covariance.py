@@ -31,6 +31,7 @@ class Rule(NamedTuple):
     intercept: bool
     covariance: Covariance
     quiet: bool = False  # the caller reads the report
+    rounding: float = torch.finfo(torch.float64).eps  # of the entries of S, where a function of the user's made them
 
 
 def is_named(covariance: Covariance) -> bool:

@@ -292,12 +292,31 @@ def _linear_scores(
         back = solve(around)
         gain = 1.0 if system.rule.gain is None else system.rule.gain[..., None, None]
         eye = torch.eye(value.shape[-1], dtype=key.dtype, device=key.device)
-        core, _, _ = inverse(eye - gain * inner(around, back), torch.zeros_like(size[..., 0]))
+        core = _certified_core(eye - gain * inner(around, back), system.report)
         w = w + gain * back @ (core @ inner(back, means))
     offset = inner(means, w).diagonal(0, -2, -1).unsqueeze(-2) / 2
     if isinstance(system, Dual):
         return lambda query: system.inner.cross(query) @ w - offset
     return lambda query: query @ w - offset
+
+
+def _certified_core(matrix: Tensor, report: Report) -> Tensor:
+    """(I - c E)^-1. Classes far apart bring it near to singular, by less than the rounding of E."""
+    floor = 1e3 * torch.finfo(torch.float64).eps
+    try:
+        core, _, _ = inverse(matrix, torch.zeros_like(matrix[..., 0, 0]), quiet=True)
+    except ValueError:
+        raise ValueError(_TOTAL) from None
+    if eager():
+        error = (report.error + floor) * core.detach().diagonal(0, -2, -1).amax(-1)
+        if bool((error > 1e-3).any()):
+            raise ValueError(_TOTAL)
+    return core
+
+
+_TOTAL = (
+    "the classes lie so far apart that the covariance of all points has lost the one within them; use route='within'"
+)
 
 
 def _require_full_rank(system: Primal | Dual) -> None:

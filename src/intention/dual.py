@@ -13,8 +13,10 @@ from torch import Tensor
 from intention.covariance import Rule, class_shares, deviations
 from intention.lazy import lazy
 from intention.solve import loo
-from intention.solve.inverse import inverse
-from intention.solve.ladder import DUAL, PINV, Report
+from intention.solve.doors import eager
+from intention.solve.inverse import EPS, inverse
+from intention.solve.ladder import DUAL, PINV, Report, warn_inaccurate
+from intention.solve.problem import relative_size
 
 
 class Inner:
@@ -54,6 +56,11 @@ class Inner:
         if not self.centre:
             return gram
         return gram - mean.unsqueeze(-1) - mean.unsqueeze(-2) + total[..., None, None]
+
+    @property
+    def kernel_square(self) -> Tensor:
+        """k(x_i, x_i) of the points (..., N), not centred"""
+        return self._raw[0].diagonal(0, -2, -1)
 
     def cross(self, query: Tensor) -> Tensor:
         """(..., M, N)"""
@@ -101,8 +108,18 @@ class Dual:
 
     @lazy
     def _solved(self) -> tuple[Tensor, Tensor, Report]:
-        a, logdet, report = inverse(self.gram, self.rule.alpha, self.rule.gain, self.weight, self.rule.quiet)
-        return a, logdet, report._replace(route=torch.where(report.route == 0, float(DUAL), report.route))
+        rule = self.rule
+        a, logdet, report = inverse(self.gram, rule.alpha, rule.gain, self.weight, True, rule.rounding)
+        route = torch.where(report.route == 0, float(DUAL), report.route)
+        report = report._replace(route=route)
+        if self.inner.kernel is not None and self.inner.centre:
+            # a kernel is centred as a matrix: what is left keeps the rounding of what it was
+            size = self.inner.kernel_square.detach()
+            noise = 8 * rule.rounding * (size * a.detach().diagonal(0, -2, -1)).amax(-1)
+            report = report._replace(error=report.error + noise)
+        if eager() and not rule.quiet:
+            warn_inaccurate(report)
+        return a, logdet, report
 
     @property
     def report(self) -> Report:
@@ -148,7 +165,11 @@ class Dual:
         else:
             rest = self.inner.square(query) - 2 * (x * y).sum(-1) + ((y @ self.gram) * y).sum(-1)
         penalty = alpha * y if self.weight is None else self._penalty(alpha, y, x)
-        return (rest + (penalty * y).sum(-1)).clamp_min(0)
+        out = (rest + (penalty * y).sum(-1)).clamp_min(0)
+        if self.inner.kernel is not None and eager():
+            terms = self.inner.square(query) + ((y.abs() @ self.gram.abs()) * y.abs()).sum(-1)
+            _warn_cancelled(out, terms, self.report.error[..., None])
+        return out
 
     def _outside(self, query: Tensor, y: Tensor) -> Tensor:
         """r - X'y (..., M, d) of a linear fit"""
@@ -179,17 +200,36 @@ class Dual:
 
     def solve_coef(self, z: Tensor) -> Tensor:
         """Sigma^-1 K'z as coefficients of the points, (z - c H'A H K K'z) / alpha, around the means of classes."""
-        assert self.labels is not None
-        seen = self._solved[0] @ deviations(self.inner.gram @ z, self.labels, self.weight)
-        seen = seen if self.rule.gain is None else self.rule.gain[..., None, None] * seen
-        return (z - self._back(seen)) / self.rule.alpha[..., None, None]
+        gram, alpha = self.inner.gram, self.rule.alpha[..., None, None]
+
+        def once(z: Tensor) -> Tensor:
+            seen = self._solved[0] @ deviations(gram @ z, self.labels, self.weight)  # type: ignore[arg-type]
+            seen = seen if self.rule.gain is None else self.rule.gain[..., None, None] * seen
+            return (z - self._back(seen)) / alpha
+
+        def times_sigma(a: Tensor) -> Tensor:  # (c H'W H K K' + alpha I) a
+            seen = deviations(gram @ a, self.labels, self.weight)  # type: ignore[arg-type]
+            seen = seen if self.weight is None else self.weight.unsqueeze(-1) * seen
+            seen = seen if self.rule.gain is None else self.rule.gain[..., None, None] * seen
+            return self._back(seen) + alpha * a
+
+        # Where the points span what z is made of, z and what is taken from it nearly cancel: refine, and measure
+        a = once(z)
+        a = a + once(z - times_sigma(a))
+        step = once(z - times_sigma(a))
+        if eager():
+            _warn_inexact(gram @ step.detach(), gram @ a.detach())
+        return a + step
 
     def solve(self, b: Tensor) -> Tensor:
         """Sigma^-1 b for b (..., d, p), of a linear fit: (b - c X'A X b) / alpha"""
         key = self.inner.key if self.labels is None else deviations(self.inner.key, self.labels, self.weight)
         inside = key.mT @ (self._solved[0] @ (key @ b))
         inside = inside if self.rule.gain is None else self.rule.gain[..., None, None] * inside
-        return (b - inside) / self.rule.alpha[..., None, None]
+        out = (b - inside) / self.rule.alpha[..., None, None]
+        if eager():  # b and what is taken from it may nearly cancel
+            _warn_inexact(8 * EPS * b.detach() / self.rule.alpha[..., None, None], out.detach())
+        return out
 
     def hat(self) -> Tensor:
         """w u (..., N), u = (G - c G A G)_ii / alpha; at alpha = 0 w u = (G A)_ii"""
@@ -225,18 +265,33 @@ class Dual:
         """Errors (..., N, k), and (..., N) the points of which the closed form does not hold."""
         count = self.inner.count if self.rule.intercept else None
         gain = self.rule.gain
-        plain = loo.residuals(self.hat(), self.inner.gram @ self.coef, self.target, self.weight, count, gain)
         own, there = self._own()  # e = a_i / A_ii does not cancel as alpha goes to 0; a point of weight 0 has neither
-        exact = self.coef / torch.where(there, own, 1.0)[..., None]
+        usable = there if gain is None else there & (gain > 0.01)[..., None]
+        # a division by 0 that is not used would still reach the gradient
+        hat = torch.where(usable, 0.0, self.hat())
+        plain = loo.residuals(hat, self.inner.gram @ self.coef, self.target, self.weight, count, gain)
+        exact = self.coef / torch.where(there & (own != 0), own, 1.0)[..., None]
         if gain is not None:
             # that is the error of the ridge with alpha / c, whose fit around the mean is c times this one's
             c = torch.where(gain > 0.01, gain, 1.0)[..., None, None]
             exact = (exact - (1 - c) * self.target * loo.stretch(self.weight, count, self.target)) / c
-            there = there & (gain > 0.01)[..., None]
         risky = self.singular[..., None] | torch.zeros_like(self.inner.share, dtype=torch.bool)
-        if self.rule.intercept:
-            risky = risky | loo.lonely(self.weight, self.inner.count)
-        return torch.where(there[..., None], exact, plain), risky
+        if self.rule.intercept:  # a point with nearly all the weight is nearly the mean
+            alone = own.detach() < 1e-6 * self._solved[0].detach().diagonal(0, -2, -1)
+            risky = risky | loo.lonely(self.weight, self.inner.count) | (there & alone)
+        return torch.where(usable[..., None], exact, plain), risky
 
     def spectral(self) -> loo.Spectral:
         return loo.spectral_dual(self.gram, self.target, self.weight, self.lift, self.inner.count)
+
+
+def _warn_cancelled(spread: Tensor, whole: Tensor, of_y: Tensor) -> None:
+    """A variance far below the prior one is a difference of numbers of that size; errors of y enter squared."""
+    error = (8 * EPS + of_y.square()) * whole.detach() / spread.detach().clamp_min(torch.finfo(spread.dtype).tiny)
+    zero = torch.zeros_like(error)
+    warn_inaccurate(Report(zero, zero, torch.where(whole > 0, error, 0.0)))
+
+
+def _warn_inexact(step: Tensor, whole: Tensor) -> None:
+    error = relative_size(step, whole)
+    warn_inaccurate(Report(torch.zeros_like(error), torch.zeros_like(error), error))

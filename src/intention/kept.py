@@ -55,7 +55,8 @@ class Kept:
             assert self.stats is not None
             return checks.leading(key=self.stats.scatter.shape[:-2], value=self.stats.cross.shape[:-2])
         weight = () if self.weight is None else self.weight.shape[:-1]
-        return checks.leading(key=self.key.shape[:-2], value=self.value.shape[:-2], weight=weight)
+        gamma = () if self.kernel is None or self.kernel.gamma is None else self.kernel.gamma.shape
+        return checks.leading(key=self.key.shape[:-2], value=self.value.shape[:-2], weight=weight, gamma=gamma)
 
     @property
     def sizes(self) -> tuple[int, int]:
@@ -102,6 +103,8 @@ class Kept:
     def _system(self) -> Primal | Dual:
         """The normal equations, in the smaller form. Which one depends on what is kept, so a saved context agrees."""
         rule = Rule(self.alpha, self._gain, self.fits_intercept, self.covariance, quiet=self._may_look_again)
+        if self.key is not None and self._made_by_user:
+            rule = rule._replace(rounding=torch.finfo(self.key.dtype).eps)
         if self.kernel is not None:
             return self._kernel_system(rule)
         if self.key is not None and self.stats is None and is_named(self.covariance):
@@ -125,9 +128,14 @@ class Kept:
         if self.covariance == "within" and eager() and not bool((self.alpha > 0).all()):
             raise ValueError("a kernel with covariance='within' needs alpha > 0: its Sigma is never of full rank")
         key, value, weight = self._wide
-        custom = isinstance(self.kernel.kernel, Custom)
-        kernel = _Cast(self.kernel, self._points[0].dtype) if custom else self.kernel
+        kernel = _Cast(self.kernel, self._points[0].dtype) if self._made_by_user else self.kernel
         return Dual(Inner(key, weight, rule.intercept, kernel), value, weight, rule)
+
+    @property
+    def _made_by_user(self) -> bool:
+        """Whether the matrix of the system comes from a function of the user's, in the dtype of the points."""
+        custom = self.kernel is not None and isinstance(self.kernel.kernel, Custom)
+        return custom or not is_named(self.covariance)
 
     @property
     def _may_look_again(self) -> bool:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from intention import checks
 
-HELD = 1 << 24  # entries of copied keys held at once
+HELD = 1 << 22  # entries of copied keys, or of the matrices made of them, held at once
 
 
 def refit(context: Any, out: Tensor, risky: Tensor) -> Tensor:
@@ -29,7 +29,7 @@ def refit(context: Any, out: Tensor, risky: Tensor) -> Tensor:
     alpha = flat(context.alpha)
     element, point = flat(risky, n).nonzero(as_tuple=True)
     errors = []
-    step = max(1, HELD // (n * key.shape[-1]))
+    step = max(1, HELD // (n * max(n, key.shape[-1])))
     for start in range(0, len(element), step):
         at, i = element[start : start + step], point[start : start + step]
         kept = torch.ones(len(at), n, dtype=weight.dtype, device=weight.device).scatter(1, i[:, None], 0.0)

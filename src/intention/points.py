@@ -74,6 +74,7 @@ def _equal_rows(old: list[Tensor], new: list[Tensor]) -> Tensor:
 
     Column by column until few pairs are left, and those as a whole: for most data that is one column.
     """
+    old = [x.to(y.dtype) if x.dtype != y.dtype and i == 2 else x for i, (x, y) in enumerate(zip(old, new, strict=True))]
     columns = [(x[..., i], y[..., i]) for x, y in zip(old, new, strict=True) for i in range(x.shape[-1])]
     same = torch.ones(old[0].shape[0], new[0].shape[1], old[0].shape[1], dtype=torch.bool, device=old[0].device)
     for mine, theirs in columns:

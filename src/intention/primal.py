@@ -34,7 +34,9 @@ class Primal:
 
     @lazy
     def _solved(self) -> tuple[Tensor, Tensor, Report]:
-        out, logdet, report = inverse(self.matrix, self.rule.alpha, self.rule.gain, quiet=True)
+        out, logdet, report = inverse(
+            self.matrix, self.rule.alpha, self.rule.gain, quiet=True, rounding=self.rule.rounding
+        )
         # noise E moves the answer by A E
         moved = (self.noise * out.detach().diagonal(0, -2, -1)).amax(-1)
         report = report._replace(error=report.error + moved)
@@ -105,11 +107,12 @@ class Primal:
         hat = ((r @ self._solved[0]) * r).sum(-1)
         hat = hat if weight is None else weight * hat
         count, gain = self.stats.total if self.rule.intercept else None, self.rule.gain
-        out = loo.residuals(hat, r @ self.w, target, weight, count, gain)
         shrunk = hat.detach() if gain is None else gain.detach()[..., None] * hat.detach()
         left = 1 - shrunk * loo.stretch(weight, count, target).squeeze(-1)
         risky = ~(left > (1e5 * self.report.error).clamp(1e-6, 0.5)[..., None]) & torch.isfinite(shrunk)
-        return out, risky if count is None else risky | loo.lonely(weight, count)
+        risky = risky if count is None else risky | loo.lonely(weight, count)
+        hat = torch.where(risky, 0.0, hat)  # a division by 0 that is not used would still reach the gradient
+        return loo.residuals(hat, r @ self.w, target, weight, count, gain), risky
 
     def spectral(self, key: Tensor, value: Tensor, weight: Tensor | None) -> loo.Spectral:
         r = key if self.mean_key is None else key - self.mean_key

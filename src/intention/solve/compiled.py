@@ -168,11 +168,13 @@ def _transform_grad(ctx: Any, grad: Any, *_: Any) -> Any:
     return *(None if x is None else g for x, g in zip(tensors, grads, strict=True)), *(None,) * 5
 
 
-def _inverse(matrix: Tensor, weight: Opt, alpha: Tensor, gain: Opt, quiet: bool) -> tuple[Tensor, Tensor, Tensor]:
-    return _plain(*inverse.inverse_batch(matrix, weight, alpha, gain, quiet))  # type: ignore[return-value]
+def _inverse(
+    matrix: Tensor, weight: Opt, alpha: Tensor, gain: Opt, quiet: bool, rounding: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _plain(*inverse.inverse_batch(matrix, weight, alpha, gain, quiet, rounding))  # type: ignore[return-value]
 
 
-def _inverse_fake(matrix: Any, weight: Any, alpha: Any, gain: Any, quiet: Any) -> Any:
+def _inverse_fake(matrix: Any, *_: Any) -> Any:
     batch = matrix.shape[0]
     return matrix.new_empty(matrix.shape), matrix.new_empty(batch), matrix.new_empty(batch, 3)
 
@@ -182,7 +184,7 @@ def _inverse_setup(ctx: Any, inputs: Any, output: Any) -> None:
 
 
 def _inverse_grad(ctx: Any, grad: Any, grad_logdet: Any, _: Any) -> Any:
-    return *inverse.pull(grad, grad_logdet, *ctx.saved_tensors), None
+    return *inverse.pull(grad, grad_logdet, *ctx.saved_tensors), None, None
 
 
 def _batched(op: Any) -> Any:

@@ -34,11 +34,13 @@ def inverse(
     gain: Tensor | None = None,
     weight: Tensor | None = None,
     quiet: bool = False,
+    rounding: float = EPS,
 ) -> tuple[Tensor, Tensor, Report]:
     """(A, log det, report) of S (..., n, n), alpha and gain (...), weight (..., n); leading dimensions broadcast.
 
     The determinant is that of c W^1/2 S W^1/2 + alpha I. Where that is singular: A of the pseudo-inverse and the
-    determinant on its range. `quiet`: the caller reads the report and has something better at hand.
+    determinant on its range. `quiet`: the caller reads the report and has something better at hand. `rounding`: that of
+    the entries of S, where it was not made in float64.
     """
     if not torch.float64 == matrix.dtype:
         raise TypeError(f"matrix must be float64, got {matrix.dtype}")
@@ -54,7 +56,7 @@ def inverse(
     def flat(x: Tensor | None, *own: int) -> Tensor | None:
         return None if x is None else x.expand((*lead, *own)).reshape(batch, *own)
 
-    args: Any = (flat(matrix, n, n), flat(weight, n), flat(alpha), flat(gain), quiet)
+    args: Any = (flat(matrix, n, n), flat(weight, n), flat(alpha), flat(gain), quiet, rounding)
     if torch.compiler.is_compiling():
         out, logdet, packed = torch.ops.intention.inverse(*args)
     elif gradient_free(*args[:4]):
@@ -66,7 +68,7 @@ def inverse(
 
 
 def inverse_batch(
-    matrix: Tensor, weight: Tensor | None, alpha: Tensor, gain: Tensor | None, quiet: bool
+    matrix: Tensor, weight: Tensor | None, alpha: Tensor, gain: Tensor | None, quiet: bool, rounding: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(A, log det, packed report) of a flat batch: Cholesky, and the spectrum where that is not enough."""
     sigma = matrix if gain is None else matrix * gain.view(-1, 1, 1)
@@ -80,10 +82,10 @@ def inverse_batch(
     # Cholesky does not feel the scale of a row, so neither should the measure: max_i Sigma_ii (Sigma^-1)_ii
     ratio = (sigma.diagonal(0, -2, -1) * out.diagonal(0, -2, -1)).amax(-1)
     ratio = screen(ratio.masked_fill(failed, torch.inf), weight, alpha, gain)
-    report = Report(torch.full_like(ratio, PRIMAL), ratio.clone(), ratio * EPS)
-    if not ratio.amax().item() < DOUBTFUL:  # the one look at the host; NaN is not less
+    report = Report(torch.full_like(ratio, PRIMAL), ratio.clone(), ratio * rounding)
+    if not ratio.amax().item() < DOUBTFUL * EPS / rounding:  # the one look at the host; NaN is not less
         checks.require_values(weight, alpha, gain)
-        _by_spectrum(sigma, alpha, failed, out, logdet, report)
+        _by_spectrum(sigma, alpha, failed, out, logdet, report, rounding)
         if not quiet:
             warn_inaccurate(report)
     if root is not None:
@@ -91,7 +93,9 @@ def inverse_batch(
     return out, logdet, pack(report)
 
 
-def _by_spectrum(sigma: Tensor, alpha: Tensor, failed: Tensor, out: Tensor, logdet: Tensor, report: Report) -> None:
+def _by_spectrum(
+    sigma: Tensor, alpha: Tensor, failed: Tensor, out: Tensor, logdet: Tensor, report: Report, precision: float
+) -> None:
     """Redo, in place, what Cholesky could not factor, and what may be singular because nothing regularises it."""
     finite = torch.isfinite(sigma).flatten(1).all(-1)
     lost = (~finite).nonzero()[:, 0]
@@ -100,10 +104,10 @@ def _by_spectrum(sigma: Tensor, alpha: Tensor, failed: Tensor, out: Tensor, logd
     todo = (finite & (failed | ((alpha == 0) & ~(report.condition < DOUBTFUL)))).nonzero()[:, 0]
     if not todo.numel():
         return
-    floor, rounding = alpha[todo].unsqueeze(-1), 8 * sigma.shape[-1] * EPS
+    floor, rounding = alpha[todo].unsqueeze(-1), 8 * sigma.shape[-1] * precision
     values, vectors = torch.linalg.eigh(sigma[todo])
     top = values.amax(-1, keepdim=True)
-    checks.semidefinite(values - floor, INDEFINITE * top)
+    checks.semidefinite(values - floor, max(INDEFINITE, rounding) * top)
     values = torch.maximum(values, floor)  # Sigma is not below alpha I; what is, is rounding
     kept = (values > rounding * top) | (floor > 0)
     power = torch.where(kept, 1 / values, 0.0)
@@ -114,7 +118,7 @@ def _by_spectrum(sigma: Tensor, alpha: Tensor, failed: Tensor, out: Tensor, logd
     # a direction may look like rounding beside a row of another scale and yet be real: then the answer is not known
     missed = _rank(sigma[todo], rounding) > kept.sum(-1)
     report.route[todo], report.condition[todo] = PINV, ratio
-    report.error[todo] = torch.where(missed, 1.0, ratio * EPS)
+    report.error[todo] = torch.where(missed, 1.0, ratio * precision)
 
 
 def _rank(sigma: Tensor, rounding: float) -> Tensor:
@@ -126,7 +130,7 @@ def _rank(sigma: Tensor, rounding: float) -> Tensor:
 
 
 class Inverse(torch.autograd.Function):
-    """The eager door: (matrix, weight, alpha, gain, quiet) -> (A, log det, packed report)."""
+    """The eager door: (matrix, weight, alpha, gain, quiet, rounding) -> (A, log det, packed report)."""
 
     @staticmethod
     def forward(*args: Any) -> Any:
@@ -140,7 +144,7 @@ class Inverse(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        return *pull(*grads[:2], *ctx.saved_tensors), None
+        return *pull(*grads[:2], *ctx.saved_tensors), None, None
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
@@ -247,8 +251,8 @@ def _push(
         moved = moved + gain_t.view(-1, 1, 1) * matrix
     half = _half(matrix, weight, alpha, gain, out)
     tangent, logdet = -torch.bmm(torch.bmm(out, moved), out), (out * moved).sum((-2, -1))
+    singular = ((packed[:, 0] == PINV) & (alpha == 0)).view(-1, 1, 1)
     if weight is None:
-        singular = ((packed[:, 0] == PINV) & (alpha == 0)).view(-1, 1, 1)
         tangent = tangent + torch.where(singular, _turn_symmetric(moved, scaled, out), 0.0)
     if alpha_t is not None:
         tangent = tangent - alpha_t.view(-1, 1, 1) * torch.bmm(half, out)
@@ -256,4 +260,21 @@ def _push(
     if weight_t is not None:
         tangent = tangent + alpha.view(-1, 1, 1) * torch.bmm(half * weight_t.unsqueeze(-2), half.mT)
         logdet = logdet + (weight_t * (scaled * half.mT).sum(-1)).sum(-1)
+    if weight is not None:
+        tangent = torch.where(singular, _push_weighted(moved, scaled, weight, weight_t, out), tangent)
     return tangent, logdet
+
+
+def _push_weighted(moved: Tensor, scaled: Tensor, weight: Tensor, weight_t: Tensor | None, out: Tensor) -> Tensor:
+    """The tangent of A = R M^+ R, M = R cS R, R = W^1/2, where M is singular; rows of weight 0 stay out."""
+    there = weight > 0
+    root = torch.where(there, weight, 1.0).sqrt() * there
+    back = torch.where(there, 1 / torch.where(there, root, 1.0), 0.0)
+    root_t = torch.zeros_like(root) if weight_t is None else 0.5 * back * weight_t
+    column, row = root.unsqueeze(-1), root.unsqueeze(-2)
+    pseudo, m = out * back.unsqueeze(-1) * back.unsqueeze(-2), scaled * column * row
+    half = root_t.unsqueeze(-1) * scaled * row
+    m_t = half + half.mT + moved * column * row
+    pseudo_t = _turn_symmetric(m_t, m, pseudo) - torch.bmm(torch.bmm(pseudo, m_t), pseudo)
+    side = root_t.unsqueeze(-1) * pseudo * row
+    return side + side.mT + pseudo_t * column * row

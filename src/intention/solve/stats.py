@@ -60,9 +60,9 @@ class Stats(NamedTuple):
         left = self._joined(other, -1.0)
         size = torch.where(left.total.abs() < ROUNDING * self.total, 0.0, left.total)
         eye = torch.eye(left.scatter.shape[-1], dtype=torch.float64, device=left.scatter.device)
-        slack = ROUNDING * _trace(self.scatter) + torch.finfo(torch.float64).tiny
+        slack = ROUNDING * _trace(self.scatter) + 100 * left.noise.sum(-1) + torch.finfo(torch.float64).tiny
         _, info = torch.linalg.cholesky_ex(left.scatter + slack[..., None, None] * eye)
-        empty, foreign = size == 0, _trace(left.scatter).abs() > ROUNDING * _trace(self.scatter)
+        empty, foreign = size == 0, _trace(left.scatter).abs() > slack
         there = (~empty).to(size.dtype)  # where all points went, what is left is rounding
         row, matrix = there[..., None], there[..., None, None]
         means, sums = (left.mean_key * row, left.mean_value * row), (left.scatter * matrix, left.cross * matrix)
@@ -76,6 +76,8 @@ class Stats(NamedTuple):
         key, value = other.mean_key - self.mean_key, other.mean_value - self.mean_value
         lever = (a * share)[..., None, None]  # ab / (a + b)
         scatter = self.scatter + sign * other.scatter + lever * key.unsqueeze(-1) * key.unsqueeze(-2)
+        # means far from 0 know their difference less well
+        moved = (lever.squeeze(-1) * key * (self.mean_key.abs() + other.mean_key.abs())).abs().detach()
         cross = self.cross + sign * other.cross + lever * key.unsqueeze(-1) * value.unsqueeze(-2)
         return Stats(
             count,
@@ -83,7 +85,7 @@ class Stats(NamedTuple):
             self.mean_value + share[..., None] * value,
             (scatter + scatter.mT) / 2,
             cross,
-            self.noise + other.noise + EPS * _diagonal(scatter).abs(),
+            self.noise + other.noise + EPS * (_diagonal(scatter).abs() + 4 * moved),
         )
 
     def forget(self, gamma: Tensor) -> Stats:
