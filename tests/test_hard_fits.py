@@ -730,3 +730,26 @@ def test_the_convex_fit_of_dependent_columns():
     assert off(intention.fit(key, value, alpha=alpha, covariance="convex")(key), want) < 1e-6
     half = intention.fit(1e-12 * key, value, alpha=0.5, covariance="convex")
     assert off(half.w, 2e-12 * key.mT @ value) < 1e-8
+
+
+def test_the_convex_fit_of_large_dependent_columns():
+    key, value = randn(23, 3), randn(23, 1)
+    key[:, 2] = key[:, 0] + 1e-9 * key[:, 2]
+    key = 1e7 * key
+    u, s, _ = torch.linalg.svd(key, full_matrices=False)
+    want = u @ ((s.square() / (0.5 * s.square() + 0.5))[:, None] * (u.mT @ value))
+    ctx = intention.fit(key, value, alpha=0.5, covariance="convex")
+    assert F.ROUTES[ctx.describe().route] == "pinv"  # the points were looked at again
+    assert off(ctx(key), want) < 1e-6
+
+
+def test_a_grid_does_not_choose_what_it_cannot_know():
+    key = randn(20, 3, 7).repeat(1, 2, 1)  # every point twice: at alpha = 0 the closed form does not hold
+    assert (intention.fit(key, randn(20, 6, 1), alpha=[0.0, 1.0]).alpha == 1).all()
+
+
+def test_a_state_without_its_weights_is_not_whole():
+    state = intention.fit(randn(5, 2), randn(5, 1), weight=torch.rand(5)).state_dict()
+    del state["weight"]
+    with pytest.raises(ValueError, match="not the whole state"):
+        intention.Context.from_state_dict(state)
