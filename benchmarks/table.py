@@ -1,4 +1,4 @@
-"""Markdown tables from benchmarks/results/*.json, written between markers in README.md, docs/speed.md and docs/context.md.
+"""Markdown tables from benchmarks/results/*.json, written between markers in README.md and the pages of docs/.
 
 python benchmarks/table.py
 """
