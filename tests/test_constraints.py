@@ -226,3 +226,17 @@ def test_a_head_without_constraints_is_the_functional_call():
     kernel = intention.nn.Intention(alpha=0.3, kernel=intention.kernels.Gaussian(learnable=True))
     kernel(query, key, value).sum().backward()
     assert kernel.kernel.log_gamma.grad.abs() > 0
+
+
+@pytest.mark.parametrize("lead", [((), ()), ((2, 3), (2, 3)), ((), (4,)), ((5, 1), (3,)), ((2, 1, 3), (2, 4, 1))])
+@pytest.mark.parametrize("shape", [(11, 4), (3, 7)])
+def test_leading_dimensions_of_constraints(lead, shape):
+    n, d = shape
+    key, value = torch.randn(*lead[0], n, d, dtype=D), torch.randn(*lead[1], n, 2, dtype=D)
+    c, bound = torch.randn(d, 2, dtype=D), torch.rand(2, dtype=D)
+    got = intention.fit(key, value, alpha=0.3).constrain(c, bound).w
+    whole = torch.broadcast_shapes(*lead)
+    assert got.shape == (*whole, d, 2)
+    keys, values = key.expand(*whole, n, d).reshape(-1, n, d), value.expand(*whole, n, 2).reshape(-1, n, 2)
+    for i, w in enumerate(got.reshape(-1, d, 2)):
+        assert torch.allclose(w, intention.fit(keys[i], values[i], alpha=0.3).constrain(c, bound).w)

@@ -1,6 +1,7 @@
 """Points that come and go, contexts that are joined, and contexts that are stored."""
 
 import json
+import sys
 
 import pytest
 import torch
@@ -313,3 +314,9 @@ def test_errors_name_what_came_and_the_remedy():
     ]:
         with pytest.raises(kind, match=reason):
             call()
+
+
+def test_safetensors_is_named_where_it_is_missing(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    with pytest.raises(ImportError, match=r"pip install intention\[safetensors\]"):
+        intention.fit(torch.randn(5, 2), torch.randn(5, 1)).save(tmp_path / "ctx")

@@ -77,7 +77,7 @@ def constrained(w: Tensor, solve: Callable[[Tensor], Tensor], constraints: tuple
     terms = (bound.abs() + normal.abs().mT @ w.abs()).mT.detach() * unit.unsqueeze(-2)  # what gap is a difference of
     terms = torch.where(absent, 1.0, terms)
     system, gap = system * unit.unsqueeze(-1) * unit.unsqueeze(-2), gap * unit.unsqueeze(-2)
-    lead = torch.broadcast_shapes(system.shape[:-2], gap.shape[:-2][:-1])
+    lead = torch.broadcast_shapes(system.shape[:-2], gap.shape[:-2])
     k, p = gap.shape[-2:]
     wide = system.unsqueeze(-3).expand(*lead, k, p, p)
     wide = torch.where(absent.unsqueeze(-1) | absent.unsqueeze(-2), 0.0, wide)  # a row of zeros asks for nothing
