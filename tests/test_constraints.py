@@ -6,7 +6,7 @@ import torch
 from scipy.optimize import minimize, nnls
 
 import intention
-from intention.constraints import LinearConstraint, constrain, one_pass
+from intention.constraints import LinearConstraint, one_pass
 
 D = torch.float64
 
@@ -184,7 +184,7 @@ def test_what_cannot_be():
 def test_updates_keep_the_constraints():
     key, value, c, bound = problems(2, 11, 4, 2, 3, seed=4)
     ctx = intention.fit(key[:, :6], value[:, :6]).constrain(c, bound)
-    want = constrain(intention.fit(key, value), c, bound)
+    want = intention.fit(key, value).constrain(c, bound)
     assert torch.allclose(ctx.add(key[:, 6:], value[:, 6:]).w, want.w)
 
 

@@ -1,8 +1,8 @@
 """Constraints on the weights w of a fit: C'w >= c and C'w = c, exactly, and the paper's one-pass formula.
 
-`constrain` iterates an active set until it is optimal. The paper takes the constraints that the free solution violates
-as equalities, once; that is optimal for equalities and for a single inequality, with more it may be neither optimal nor
-feasible. It is here as `one_pass`, to compare.
+`Context.constrain` iterates an active set until it is optimal. The paper takes the constraints that the free solution
+violates as equalities, once; that is optimal for equalities and for a single inequality, with more it may be neither
+optimal nor feasible. It is here as `one_pass`, to compare.
 """
 
 from __future__ import annotations
@@ -15,18 +15,6 @@ from torch import Tensor, nn
 from intention.context import Context
 from intention.solve.constrained import KINDS, Constraint
 from intention.solve.constrained import one_pass as _one_pass
-
-
-def constrain(context: Context, normal: Tensor, bound: float | Tensor, kind: str = "ge") -> Context:
-    """The fit under C'w >= c ("ge") or C'w = c ("eq"): `context.constrain`.
-
-    >>> import intention
-    >>> key = torch.randn(11, 3)
-    >>> ctx = intention.fit(key, -key.sum(-1, keepdim=True))
-    >>> bool((constrain(ctx, torch.eye(3), 0.0).w > -1e-6).all())
-    True
-    """
-    return context.constrain(normal, bound, kind)
 
 
 def one_pass(context: Context, normal: Tensor, bound: float | Tensor, kind: str = "ge") -> Tensor:

@@ -158,7 +158,6 @@ class Context(Kept):
             raise ValueError("a kernel fit is made of its points; use features='nystroem' to keep sums")
         matrix = None
         if not is_named(self.covariance):
-            self._system  # noqa: B018 - estimates
             matrix = self._system.matrix  # type: ignore[union-attr]
         return dataclasses.replace(self, key=None, value=None, weight=None, stats=self._sums, matrix=matrix)
 

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from intention import checks
-from intention.covariance import Rule, class_shares, deviations, within_scatter
+from intention import checks, classes
+from intention.covariance import Rule, class_shares, within_scatter
 from intention.dual import Dual, Inner
 from intention.fitting import bind_kernel, fit
 from intention.functional import Info
@@ -33,7 +33,7 @@ class Classifier:
         self, score: Callable[[Tensor], Tensor], report: Report | Info, threshold: Any, like: Tensor, c: int
     ) -> None:
         self._score, self._report, self._like = score, report, like
-        self._threshold = _threshold(threshold, c, like.device)
+        self._threshold = classes.threshold(threshold, c, like.device)
 
     def __call__(self, query: Tensor) -> Tensor:
         checks.query(query, self._like, False)
@@ -70,9 +70,9 @@ def ls_svm(
     points so that the classes have these masses (None: as they come). threshold: subtracted from the logits, (..., C);
     a number for two classes is how far class 1 must lead.
     """
-    key, value, _ = _labelled(key, value, weight)
+    key, value, _ = classes.labelled(key, value, weight)
     if priors is not None:
-        weight, _ = _balanced(key, value, weight, priors)
+        weight, _ = classes.balanced(value, weight, priors)
     context = fit(key, 2 * value - 1, alpha, weight, intercept=True, kernel=kernel)
     return Classifier(context, context.describe(), threshold, key, value.shape[-1])
 
@@ -103,17 +103,19 @@ def lda(
     shrinkage s makes it (1 - s) S + s trace(S) / d I, and alpha I is added. Where S is singular: its pseudo-inverse.
     priors (..., C) sum to 1; None: the masses of the classes. route: "within" solves with S, "total" with the
     covariance of all points, as least squares on y - mean(y) does, and takes the spread of the means out again: equal
-    answers.
+    answers, and a ValueError where the classes lie too far apart for them.
     threshold as in `ls_svm`. With a kernel alpha > 0 is needed, and shrinkage has no meaning.
     """
     checks.choice("route", route, ROUTES)
-    key, value, mass = _labelled(key, value, weight)
-    mass, prior = _balanced(key, value, mass, priors)
+    key, value, mass = classes.labelled(key, value, weight)
+    mass, prior = classes.balanced(value, mass, priors)
     size = mass.sum(-1)
-    _check_ddof(ddof, size)
-    mass = mass / (size * (1 - ddof / size))[..., None]  # a total of N / (N - ddof)
+    classes.check_ddof(ddof, size)
+    mass = mass / (size - ddof)[..., None]  # a total of N / (N - ddof)
     labels = value if route == "within" else torch.ones_like(value[..., :1])
-    rule = _rule(None if kernel is not None else _mean_square(key, value, mass), alpha, shrinkage, key.device)
+    rule = classes.rule_of(
+        None if kernel is not None else classes.mean_square(key, value, mass), alpha, shrinkage, key.device
+    )
     bound = None if kernel is None else bind_kernel(kernel, key, weight)
     n, d = key.shape[-2:]
     # around the mean of the points: only what is the same for all classes changes, and nothing cancels
@@ -121,12 +123,12 @@ def lda(
     if kernel is None:
         centre = (mass / mass.sum(-1, keepdim=True)).unsqueeze(-2) @ key.double()
     wide = key.double() - centre
-    dual = kernel is not None or (n < d and _positive(alpha, shrinkage))
+    dual = kernel is not None or (n < d and classes.all_regular(alpha, shrinkage))
     if dual:
         system: Primal | Dual = Dual(Inner(wide, mass, False, bound), labels, mass, rule)
     else:
         system = _primal_within(wide, labels, mass, rule)
-    score = _linear_scores(system, wide, value, mass, route, bound)
+    score = _linear_scores(system, wide, value, mass, route)
     constant = torch.where(prior > 0, prior, 1.0).log()
     constant = torch.where(prior > 0, constant, -torch.inf).unsqueeze(-2)
     return Classifier(lambda q: score(q.double() - centre) + constant, system.report, threshold, key, value.shape[-1])
@@ -153,19 +155,21 @@ def qda(
     Each class has its own covariance S_c with divisor N_c - ddof; shrinkage, alpha, priors, threshold as in `lda`. A
     class with too few points for its S_c to be invertible needs alpha or shrinkage.
     """
-    key, value, mass = _labelled(key, value, weight)
+    key, value, mass = classes.labelled(key, value, weight)
     n, d = key.shape[-2:]
     sizes = (value * mass.unsqueeze(-1)).sum(-2)  # (..., C)
     prior = sizes / sizes.sum(-1, keepdim=True) if priors is None else checks.priors(priors, sizes)
-    _check_ddof(ddof, sizes)
+    classes.check_ddof(ddof, sizes)
     own = (value * mass.unsqueeze(-1)).mT / torch.where(sizes > 0, sizes - ddof, 1.0).unsqueeze(-1)  # (..., C, N)
     wide = key.double().unsqueeze(-3)
     if kernel is not None:
         kernel = bind_kernel(kernel, key.unsqueeze(-3), None if weight is None else mass.unsqueeze(-2))
     alpha, shrinkage = (x[..., None] if isinstance(x, Tensor) else x for x in (alpha, shrinkage))  # beside classes
     labels = torch.ones_like(wide[..., :1])
-    rule = _rule(None if kernel is not None else _mean_square(wide, labels, own), alpha, shrinkage, key.device)
-    if kernel is not None or (n < d and _positive(alpha, shrinkage)):
+    rule = classes.rule_of(
+        None if kernel is not None else classes.mean_square(wide, labels, own), alpha, shrinkage, key.device
+    )
+    if kernel is not None or (n < d and classes.all_regular(alpha, shrinkage)):
         system: Primal | Dual = Dual(
             Inner(wide, own, True, kernel), wide[..., :0], own, rule._replace(covariance="ridge")
         )
@@ -184,92 +188,13 @@ def qda(
     return Classifier(score, system.report, threshold, key, value.shape[-1])
 
 
-def _labelled(key: Tensor, value: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Checked: key, one-hot values in float64 and weights (1 where none are given) in float64."""
-    if isinstance(value, Tensor) and not value.dtype.is_floating_point:
-        if not value.numel():
-            raise ValueError("labels are empty: the number of classes is not known; use one-hot values (..., N, C)")
-        if int(value.min()) < 0:
-            raise ValueError(
-                f"labels must be integers >= 0 of shape (..., N), got {tuple(value.shape)} from {value.min()}"
-            )
-        value = torch.nn.functional.one_hot(value.long()).to(key.dtype)
-    checks.fitted_points(key, value)
-    checks.float64(key.device)
-    checks.leading(key=key.shape[:-2], value=value.shape[:-2])
-    if value.shape[-1] < 2:
-        raise ValueError(f"a classifier needs at least 2 classes, got one-hot values {checks.shape(value)}")
-    if weight is not None:
-        checks.weight(weight, key.device, key.shape[-2])
-    if eager():
-        checks.one_hot(value)
-        checks.require_values(weight, key.new_zeros(()), None)
-    mass = value.new_ones(value.shape[:-1]) if weight is None else weight
-    return key, value.double(), mass.double()
-
-
-def _balanced(key: Tensor, value: Tensor, weight: Tensor | None, priors: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Weights whose mass in each class is that of `priors` (..., C), of the same total; and the priors."""
-    mass = value.new_ones(value.shape[:-1]) if weight is None else weight.double()
-    sizes = (value * mass.unsqueeze(-1)).sum(-2)
-    total = sizes.sum(-1, keepdim=True)
-    if priors is None:
-        return mass, sizes / total
-    prior = checks.priors(priors, sizes)
-    factor = prior * total / torch.where(sizes > 0, sizes, 1.0)
-    return mass * (value * factor.unsqueeze(-2)).sum(-1), prior
-
-
-def _mean_square(key: Tensor, labels: Tensor, mass: Tensor) -> Tensor:
-    """trace(S) / d of the covariance within classes (...)"""
-    return (deviations(key.double(), labels, mass).square() * mass.unsqueeze(-1)).mean(-1).sum(-1)
-
-
-def _rule(size: Tensor | None, alpha: Any, shrinkage: Any, device: torch.device) -> Rule:
-    """(1 - s) S + (s trace(S) / d + alpha) I; size, trace(S) / d, is None for a kernel, whose space has no d."""
-    alpha, shrinkage = (_number(x, name, device) for x, name in ((alpha, "alpha"), (shrinkage, "shrinkage")))
-    if eager():
-        checks.require_values(None, alpha, None)
-        if not bool(((shrinkage >= 0) & (shrinkage <= 1)).all()):
-            raise ValueError(f"shrinkage must be in [0, 1], got {shrinkage.detach()}")
-    if size is not None:
-        # keys that are not finite show in S, where they give NaN
-        return Rule(alpha + shrinkage * size.nan_to_num(), 1 - shrinkage, False, "within")
-    if eager() and not (bool((alpha > 0).all()) and bool((shrinkage == 0).all())):
-        raise ValueError("a kernel classifier needs alpha > 0 and no shrinkage: its space has no finite dimension")
-    return Rule(alpha, None, False, "within")
-
-
-def _number(x: Any, name: str, device: torch.device) -> Tensor:
-    if not isinstance(x, Tensor):
-        checks.number(name, x)
-        x = torch.tensor(float(x), dtype=torch.float64)
-    return x.to(device, torch.float64)
-
-
-def _check_ddof(ddof: float, sizes: Tensor) -> None:
-    if eager() and bool(((sizes > 0) & (sizes <= ddof)).any()):
-        least = sizes[sizes > 0].min().item()
-        raise ValueError(
-            f"ddof = {ddof} leaves nothing of a total weight of {least:g}; use a smaller one, or more points"
-        )
-
-
-def _positive(alpha: Any, shrinkage: Any) -> bool:
-    """Whether every problem is regularised, so that the N x N form exists."""
-    if not eager():
-        return True
-    some = torch.as_tensor(alpha).detach().cpu() > 0
-    return bool((some | (torch.as_tensor(shrinkage).detach().cpu() > 0)).all())
-
-
 def _primal_within(key: Tensor, labels: Tensor, mass: Tensor, rule: Rule) -> Primal:
     """The d x d system around the means of classes."""
     return Primal(Stats.of(key, key[..., :0], mass), rule, within_scatter(key, labels, mass))
 
 
 def _linear_scores(
-    system: Primal | Dual, key: Tensor, value: Tensor, mass: Tensor, route: str, kernel: Any
+    system: Primal | Dual, key: Tensor, value: Tensor, mass: Tensor, route: str
 ) -> Callable[[Tensor], Tensor]:
     """q S^-1 m_c - m_c S^-1 m_c / 2. Vectors are columns: of d numbers, or of N coefficients of the points."""
     shares = class_shares(value, mass)  # (..., C, N)
@@ -325,16 +250,3 @@ def _require_full_rank(system: Primal | Dual) -> None:
             "the covariance of a class is singular (fewer points than features, or features that depend on each "
             "other); use alpha > 0 or shrinkage > 0, or lda, which pools the classes"
         )
-
-
-def _threshold(threshold: Any, classes: int, device: torch.device) -> Tensor | None:
-    if threshold is None:
-        return None
-    if isinstance(threshold, Tensor) and threshold.dim() > 0:
-        if threshold.shape[-1] != classes:
-            raise ValueError(f"threshold must be (..., C) with C = {classes} classes, got {tuple(threshold.shape)}")
-        return threshold.to(device, torch.float64).unsqueeze(-2)
-    if classes != 2:
-        raise ValueError(f"one threshold belongs to 2 classes, got {classes}; give a tensor (..., C)")
-    lead = _number(threshold, "threshold", device)
-    return torch.stack([torch.zeros_like(lead), lead])

@@ -160,14 +160,14 @@ class Dual:
         if gain is not None:
             y = gain[..., None, None] * y
             alpha = alpha / torch.where(gain > 0, gain, 1.0)[..., None, None]
-        if self.inner.kernel is None:
-            rest = self._outside(query, y).square().sum(-1)
-        else:
-            rest = self.inner.square(query) - 2 * (x * y).sum(-1) + ((y @ self.gram) * y).sum(-1)
         penalty = alpha * y if self.weight is None else self._penalty(alpha, y, x)
-        out = (rest + (penalty * y).sum(-1)).clamp_min(0)
-        if self.inner.kernel is not None and eager():
-            terms = self.inner.square(query) + ((y.abs() @ self.gram.abs()) * y.abs()).sum(-1)
+        penalty = (penalty * y).sum(-1)
+        if self.inner.kernel is None:
+            return self._outside(query, y).square().sum(-1) + penalty
+        whole = self.inner.square(query)
+        out = (whole - 2 * (x * y).sum(-1) + ((y @ self.gram) * y).sum(-1) + penalty).clamp_min(0)
+        if eager():
+            terms = whole + ((y.abs() @ self.gram.abs()) * y.abs()).sum(-1)
             _warn_cancelled(out, terms, self.report.error[..., None])
         return out
 

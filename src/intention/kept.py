@@ -23,8 +23,7 @@ from intention.solve.ridge import solve_points
 from intention.solve.stats import Stats
 
 # An estimated error above this is worth another look at the points themselves, whose condition is not squared.
-DOUBTFUL = {torch.float64: 1e-9}
-DOUBTFUL_ELSEWHERE = 1e-6
+DOUBTFUL, DOUBTFUL_FLOAT64 = 1e-6, 1e-9
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -154,7 +153,7 @@ class Kept:
         system = self._system
         mean_key = system.inner.mean if isinstance(system, Dual) else system.mean_key
         w, report = system.w, system.report
-        limit = DOUBTFUL.get(self.dtype, DOUBTFUL_ELSEWHERE)
+        limit = DOUBTFUL_FLOAT64 if self.dtype == torch.float64 else DOUBTFUL
         if self._may_look_again and not bool(((report.error < limit) & ~system.singular).all()):
             key, value, weight = self._wide
             if mean_key is not None and system.mean_value is not None:

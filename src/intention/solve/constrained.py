@@ -93,7 +93,7 @@ def constrained(w: Tensor, solve: Callable[[Tensor], Tensor], constraints: tuple
     lost = torch.isnan(found.multiplier).any(-1).reshape(*lead, k, 1)  # of keys, values or C that are not finite
     multiplier = torch.where(lost, torch.nan, multiplier)
     out = w + moved @ (multiplier * unit.unsqueeze(-2)).mT
-    off = torch.where(active, ((normal.mT @ out).mT - (bound - 0.0).mT) * unit.unsqueeze(-2), 0.0)
+    off = torch.where(active, ((normal.mT @ out).mT - bound.mT) * unit.unsqueeze(-2), 0.0)
     _warn_violated(off.detach(), terms)
     return out
 
