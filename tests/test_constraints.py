@@ -218,11 +218,11 @@ def test_a_head_trains_through_its_constraints():
 
 def test_a_head_without_constraints_is_the_functional_call():
     query, key, value = torch.randn(2, 7, 3), torch.randn(2, 11, 3), torch.randn(2, 11, 5)
-    head = intention.nn.Intention(alpha=torch.nn.Parameter(torch.tensor(0.3)), intercept=True)
-    want = intention.functional.intention(query, key, value, alpha=0.3, intercept=True)
+    head = intention.nn.Intention(alpha=intention.nn.LearnableAlpha(0.3), intercept=True)
+    want = intention.functional.intention(query, key, value, alpha=head.alpha(), intercept=True)
     assert torch.equal(head(query, key, value), want)
     head(query, key, value).sum().backward()
-    assert head.alpha.grad is not None
+    assert head.alpha.theta.grad is not None
     kernel = intention.nn.Intention(alpha=0.3, kernel=intention.kernels.Gaussian(learnable=True))
     kernel(query, key, value).sum().backward()
     assert kernel.kernel.log_gamma.grad.abs() > 0

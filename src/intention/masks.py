@@ -27,6 +27,13 @@ class Counted(NamedTuple):
             return self.weight
         return self.log.exp() if self.weight is None else self.weight * self.log.exp()
 
+    def total(self, dtype: torch.dtype) -> Tensor | None:
+        """(..., N): weights and mask as one weight."""
+        weight = self.in_sigma()
+        if self.keep is None:
+            return weight
+        return self.keep.to(dtype) if weight is None else weight * self.keep
+
     def seen(self) -> Tensor | None:
         """(..., N): points that at least one query sees."""
         if self.per_query is None:
@@ -80,6 +87,23 @@ def causal(m: int, n: int, device: torch.device, start: int = 0) -> Tensor:
     """(m, n) bool: query start + t sees keys <= start + t (top-left aligned)."""
     rows = torch.arange(start, start + m, device=device)
     return torch.arange(n, device=device) <= rows.unsqueeze(-1)
+
+
+def number_seen(counted: Counted, is_causal: bool, m: int, n: int, device: torch.device) -> int | Tensor:
+    """How many points count for a query: a number, or (..., M or 1, 1)."""
+    there = counted.keep if counted.weight is None else counted.weight > 0
+    if counted.keep is not None and counted.weight is not None:
+        there = there & counted.keep
+    if counted.per_query is not None:
+        mask = counted.per_query
+        seen = mask if mask.dtype == torch.bool else mask > -torch.inf
+        return (seen if there is None else seen & there.unsqueeze(-2)).sum(-1, keepdim=True)
+    if not is_causal:
+        return n if there is None else there.sum(-1, keepdim=True).unsqueeze(-1)
+    last = torch.arange(1, m + 1, device=device).clamp_max(n)  # query t sees that many of the first keys
+    if there is None or n == 0:
+        return last.unsqueeze(-1)
+    return there.cumsum(-1)[..., last - 1].unsqueeze(-1)
 
 
 def score_mask(counted: Counted, is_causal: bool, m: int, n: int, device: torch.device) -> tuple[Tensor | None, bool]:

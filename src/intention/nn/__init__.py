@@ -1,5 +1,41 @@
 """Modules: thin shells that hold parameters around `functional` and `fit`."""
 
-from intention.nn.heads import Intention
+from intention.nn.alpha import ContextAlpha, LearnableAlpha
+from intention.nn.blocks import (
+    Informer,
+    InformerDecoderLayer,
+    InformerLayer,
+    LinTransformer,
+    NPFormer,
+    SigmaInformer,
+    Transformer,
+)
+from intention.nn.convert import Swapped, swap_attention
+from intention.nn.embed import mlp
+from intention.nn.heads import Attention, Intention, LinearAttention, NeuralProcess, SigmaIntention
+from intention.nn.mixers import MultiheadAttention, MultiheadLinearAttention, MultiheadNeuralProcess
+from intention.nn.multihead import MultiheadIntention
 
-__all__ = ["Intention"]
+__all__ = [
+    "Attention",
+    "ContextAlpha",
+    "Informer",
+    "InformerDecoderLayer",
+    "InformerLayer",
+    "Intention",
+    "LearnableAlpha",
+    "LinTransformer",
+    "LinearAttention",
+    "MultiheadAttention",
+    "MultiheadIntention",
+    "MultiheadLinearAttention",
+    "MultiheadNeuralProcess",
+    "NPFormer",
+    "NeuralProcess",
+    "SigmaInformer",
+    "SigmaIntention",
+    "Swapped",
+    "Transformer",
+    "mlp",
+    "swap_attention",
+]

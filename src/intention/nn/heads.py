@@ -1,4 +1,4 @@
-"""Heads that read (query, key, value)."""
+"""Heads that read (query, key, value): embeddings around one of the computations of KVQ space."""
 
 from __future__ import annotations
 
@@ -9,67 +9,326 @@ import torch
 from torch import Tensor, nn
 
 from intention import functional as F
+from intention import masks
 from intention.constraints import LinearConstraint
 from intention.context import Context
 from intention.covariance import Covariance
 from intention.fitting import fit
 from intention.kernels import as_kernel
+from intention.nn.alpha import Alpha, alpha_of_call, hold_alpha, mean_of_points
+from intention.nn.call import mean_per_query, need_shared, solve, unit_vectors
+from intention.nn.scaling import Scale, check_scale
 
 
-class Intention(nn.Module):
-    """Least squares as a layer: fitted on (key, value), evaluated at query.
+class Head(nn.Module):
+    """What all heads share: the embeddings e_Q, e_K, e_V. One module may be passed for several of them."""
+
+    def __init__(
+        self,
+        embed_query: nn.Module | None = None,
+        embed_key: nn.Module | None = None,
+        embed_value: nn.Module | None = None,
+    ) -> None:
+        super().__init__()
+        self.embed_query = embed_query or nn.Identity()
+        self.embed_key = embed_key or nn.Identity()
+        self.embed_value = embed_value or nn.Identity()
+
+    def embed(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return self.embed_query(query), self.embed_key(key), self.embed_value(value)
+
+
+class Attention(Head):
+    """softmax(e_Q(Q) e_K(K)' scale) e_V(V).
+
+    >>> head = Attention(embed_query=nn.Linear(3, 8), embed_key=nn.Linear(3, 8))
+    >>> head(torch.randn(2, 7, 3), torch.randn(2, 11, 3), torch.randn(2, 11, 5)).shape
+    torch.Size([2, 7, 5])
+
+    Args:
+        scale: multiplies the map; None is 1 / sqrt(d).
+        embed_query, embed_key, embed_value: modules; None is the identity.
+    """
+
+    def __init__(
+        self,
+        *,
+        scale: float | None = None,
+        embed_query: nn.Module | None = None,
+        embed_key: nn.Module | None = None,
+        embed_value: nn.Module | None = None,
+    ) -> None:
+        super().__init__(embed_query, embed_key, embed_value)
+        self.scale = scale
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        *,
+        is_causal: bool = False,
+    ) -> Tensor:
+        return F.attention(*self.embed(query, key, value), attn_mask, is_causal=is_causal, scale=self.scale)
+
+
+class LinearAttention(Head):
+    """e_Q(Q) w with w = e_w(e_K(K)' e_V(V)).
+
+    >>> head = LinearAttention()
+    >>> out, w = head(torch.randn(2, 7, 3), torch.randn(2, 11, 3), torch.randn(2, 11, 5), return_w=True)
+    >>> out.shape, w.shape
+    (torch.Size([2, 7, 5]), torch.Size([2, 3, 5]))
+
+    Args:
+        scale: multiplies the map; None is 1.
+        embed_query, embed_key, embed_value, embed_w: modules; None is the identity.
+    """
+
+    def __init__(
+        self,
+        *,
+        scale: float | None = None,
+        embed_query: nn.Module | None = None,
+        embed_key: nn.Module | None = None,
+        embed_value: nn.Module | None = None,
+        embed_w: nn.Module | None = None,
+    ) -> None:
+        super().__init__(embed_query, embed_key, embed_value)
+        self.scale, self.embed_w = scale, embed_w
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        *,
+        is_causal: bool = False,
+        return_w: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        query, key, value = self.embed(query, key, value)
+        if self.embed_w is None and not return_w:
+            return F.linear_attention(query, key, value, attn_mask, is_causal=is_causal, scale=self.scale)
+        need_shared(attn_mask, is_causal)
+        w = F.linear_attention(unit_vectors(key), key, value, attn_mask, scale=self.scale)  # (..., d, k)
+        w = w if self.embed_w is None else self.embed_w(w)
+        return (query @ w, w) if return_w else query @ w
+
+
+class NeuralProcess(Head):
+    """e_Z([e_Q(Q); c]) with c = e_C(mean_i e_P([e_K(K_i); e_V(V_i)])): one summary of the context for all queries.
+
+    >>> from intention.nn import mlp
+    >>> head = NeuralProcess(embed_pair=mlp(3 + 5, 64, 64), embed_output=mlp(3 + 64, 64, 5))
+    >>> head(torch.randn(2, 7, 3), torch.randn(2, 11, 3), torch.randn(2, 11, 5)).shape
+    torch.Size([2, 7, 5])
+
+    Args:
+        embed_pair: e_P, acts on each point (..., N, d + k) before the mean.
+        embed_context: e_C, acts on the mean.
+        embed_output: e_Z, acts on [query; context] (..., M, d + c).
+        embed_query, embed_key, embed_value: modules; None is the identity, for all six.
+    """
+
+    def __init__(
+        self,
+        *,
+        embed_pair: nn.Module | None = None,
+        embed_context: nn.Module | None = None,
+        embed_output: nn.Module | None = None,
+        embed_query: nn.Module | None = None,
+        embed_key: nn.Module | None = None,
+        embed_value: nn.Module | None = None,
+    ) -> None:
+        super().__init__(embed_query, embed_key, embed_value)
+        self.embed_pair = embed_pair or nn.Identity()
+        self.embed_context = embed_context or nn.Identity()
+        self.embed_output = embed_output or nn.Identity()
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        *,
+        is_causal: bool = False,
+    ) -> Tensor:
+        query, key, value = self.embed(query, key, value)
+        counted = masks.count(attn_mask, None, is_causal, key.shape[-2], key.dtype)
+        seen = counted.seen()
+        pairs = self.embed_pair(torch.cat([masks.fill(key, seen), masks.fill(value, seen)], -1))  # (..., N, p)
+        if is_causal or counted.per_query is not None:
+            context = mean_per_query(pairs, counted.per_query, query.shape[-2])  # (..., M, p)
+        else:
+            context = mean_of_points(pairs, counted.total(pairs.dtype)).unsqueeze(-2)  # (..., 1, p)
+        context = self.embed_context(context)
+        lead = torch.broadcast_shapes(query.shape[:-1], context.shape[:-1])
+        both = [x.expand(*lead, x.shape[-1]) for x in (query, context)]
+        return self.embed_output(torch.cat(both, -1))
+
+
+class SigmaIntention(Head):
+    """softmax(e_Q(Q) Sigma^-1 e_K(K)' scale) e_V(V) with Sigma = K'K + alpha I of the embedded keys.
+
+    >>> head = SigmaIntention(0.1)
+    >>> head(torch.randn(2, 7, 3), torch.randn(2, 11, 3), torch.randn(2, 11, 5)).shape
+    torch.Size([2, 7, 5])
+
+    Arguments as in `Intention`; a softmax has no w, and neither kernels nor constraints.
+    """
+
+    def __init__(
+        self,
+        alpha: Alpha = None,
+        *,
+        intercept: bool = False,
+        covariance: Covariance = "ridge",
+        scale: Scale = None,
+        embed_query: nn.Module | None = None,
+        embed_key: nn.Module | None = None,
+        embed_value: nn.Module | None = None,
+    ) -> None:
+        super().__init__(embed_query, embed_key, embed_value)
+        check_scale(scale)
+        self.intercept, self.covariance, self.scale = intercept, covariance, scale
+        hold_alpha(self, alpha, covariance)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        *,
+        weight: Tensor | None = None,
+        is_causal: bool = False,
+    ) -> Tensor:
+        query, key, value = self.embed(query, key, value)
+        return solve(
+            F.sigma_intention,
+            query,
+            key,
+            value,
+            attn_mask,
+            alpha=self.alpha,
+            scale=self.scale,
+            covariance=self.covariance,
+            weight=weight,
+            is_causal=is_causal,
+            intercept=self.intercept,
+        )
+
+
+class Intention(Head):
+    """Least squares as a layer: e_Q(Q) w with w = e_w(Sigma^-1 e_K(K)' e_V(V)), fitted on (key, value).
 
     >>> head = Intention(alpha=0.1, intercept=True)
     >>> query, key, value = torch.randn(2, 7, 3), torch.randn(2, 11, 3), torch.randn(2, 11, 5)
     >>> head(query, key, value).shape
     torch.Size([2, 7, 5])
+    >>> from intention.nn import LearnableAlpha, mlp
+    >>> embed = mlp(3, 64, 64)
+    >>> head = Intention(LearnableAlpha(0.1), embed_query=embed, embed_key=embed)  # one embedding for both
+    >>> out, w = head(query, key, value, return_w=True)
+    >>> w.shape
+    torch.Size([2, 64, 5])
 
     Args:
-        alpha: as in `functional.intention`; an nn.Parameter is registered and trained.
+        alpha: a fixed number or tensor that broadcasts to the leading dimensions, `LearnableAlpha`, `ContextAlpha`, or
+            a module of your own (key, value, weight) -> alpha. None is the default of the covariance.
         intercept: add an unregularised constant feature.
         covariance: "ridge", "convex", "within" or a callable.
         kernel: a name, a `kernels.Kernel` (its parameters are registered) or a callable.
         constraints: a `LinearConstraint` or several; gradients flow through the constraints that are active.
+        scale: multiplies the map. None is 1; "variance" gives its entries a variance near 1 at the start (see
+            docs/nn.md); "attention" is alpha / sqrt(d), with which a large alpha is linear attention.
+        embed_query, embed_key, embed_value: modules; None is the identity.
+        embed_w: module that acts on w (..., d, k); with an intercept (..., d + 1, k), the last row is the constant.
     """
 
     def __init__(
         self,
-        alpha: float | Tensor | None = None,
+        alpha: Alpha = None,
         *,
         intercept: bool = False,
         covariance: Covariance = "ridge",
         kernel: Any = None,
         constraints: LinearConstraint | Iterable[LinearConstraint] = (),
+        scale: Scale = None,
+        embed_query: nn.Module | None = None,
+        embed_key: nn.Module | None = None,
+        embed_value: nn.Module | None = None,
+        embed_w: nn.Module | None = None,
     ) -> None:
-        super().__init__()
-        self.alpha: Any
-        if isinstance(alpha, Tensor) and not isinstance(alpha, nn.Parameter):
-            self.register_buffer("alpha", alpha)
-        else:
-            self.alpha = alpha
-        self.intercept, self.covariance = intercept, covariance
+        super().__init__(embed_query, embed_key, embed_value)
+        check_scale(scale)
+        self.intercept, self.covariance, self.scale = intercept, covariance, scale
+        hold_alpha(self, alpha, covariance)
         self.kernel = None if kernel is None else as_kernel(kernel)
         several = [constraints] if isinstance(constraints, LinearConstraint) else list(constraints)
         self.constraints = nn.ModuleList(several)
+        self.embed_w = embed_w
+        if scale is not None and (self.fitted or (isinstance(scale, str) and intercept)):
+            raise ValueError(
+                f"scale={scale!r} multiplies the map Q Sigma^-1 K', which a kernel, constraints or (for a scale by "
+                "name) an intercept do not have; use scale=None"
+            )
+        if embed_w is not None and self.fitted:
+            raise ValueError("embed_w acts on w, which is given by the kernel or the constraints; use one or the other")
+
+    @property
+    def fitted(self) -> bool:
+        """Whether this head needs a `Context`."""
+        return self.kernel is not None or len(self.constraints) > 0
 
     def fit(self, key: Tensor, value: Tensor, weight: Tensor | None = None) -> Context:
-        """The fitted context, under the constraints."""
-        context = fit(key, value, self.alpha, weight, self.intercept, self.covariance, self.kernel)
+        """The fitted context, under the constraints. It answers embedded queries: context(head.embed_query(query))."""
+        return self._fit(self.embed_key(key), self.embed_value(value), None, weight)
+
+    def _fit(self, key: Tensor, value: Tensor, attn_mask: Tensor | None, weight: Tensor | None) -> Context:
+        counted = masks.count(attn_mask, weight, False, key.shape[-2], key.dtype)
+        alpha = alpha_of_call(self.alpha, self.covariance, key, value, counted, False)
+        key, value = masks.fill(key, counted.keep), masks.fill(value, counted.keep)
+        context = fit(key, value, alpha, counted.total(key.dtype), self.intercept, self.covariance, self.kernel)
         for constraint in self.constraints:
             context = constraint(context)
         return context
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, weight: Tensor | None = None) -> Tensor:
-        if self.kernel is not None or len(self.constraints):
-            return self.fit(key, value, weight)(query)
-        out = F.intention(
-            query,
-            key,
-            value,
-            alpha=self.alpha,
-            weight=weight,
-            intercept=self.intercept,
-            covariance=self.covariance,
-        )
-        assert isinstance(out, torch.Tensor)
-        return out
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        *,
+        weight: Tensor | None = None,
+        is_causal: bool = False,
+        return_w: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """(..., M, k), and with `return_w` also w (..., d, k). Masks and weights as in `functional.intention`."""
+        query, key, value = self.embed(query, key, value)
+        if self.fitted:
+            need_shared(attn_mask, is_causal)
+            context = self._fit(key, value, attn_mask, weight)
+            return (context(query), context.w) if return_w else context(query)
+        options = {
+            "alpha": self.alpha,
+            "scale": self.scale,
+            "covariance": self.covariance,
+            "weight": weight,
+            "intercept": self.intercept,
+        }
+        if self.embed_w is None and not return_w:
+            return solve(F.intention, query, key, value, attn_mask, is_causal=is_causal, **options)
+        need_shared(attn_mask, is_causal)
+        # w is the prediction at the unit vectors, its constant the prediction at 0
+        w = solve(F.intention, unit_vectors(key, self.intercept), key, value, attn_mask, **options)
+        if self.intercept:
+            constant = w[..., -1:, :]
+            w = torch.cat([w[..., :-1, :] - constant, constant], -2)
+            query = torch.cat([query, torch.ones_like(query[..., :1])], -1)
+        w = w if self.embed_w is None else self.embed_w(w)
+        return (query @ w, w) if return_w else query @ w

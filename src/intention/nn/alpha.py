@@ -1,0 +1,160 @@
+"""alpha as a module holds it: fixed, learnable, or computed from the context."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from intention import checks, masks
+from intention.covariance import Covariance, default_alpha, largest_alpha
+from intention.masks import Counted
+from intention.nn.embed import mlp
+
+Alpha = float | Tensor | nn.Module | None
+
+
+class LearnableAlpha(nn.Module):
+    """alpha = exp(theta), or sigmoid(theta) for the convex covariance: always positive, theta is learnt.
+
+    The two agree: (1 - sigmoid) K'K + sigmoid I is a multiple of K'K + exp(theta) I.
+
+    >>> round(LearnableAlpha(0.1)().item(), 6)
+    0.1
+    >>> LearnableAlpha(shape=(8,), covariance="convex")().shape  # one for each of 8 heads, 0.5 to start with
+    torch.Size([8])
+
+    Args:
+        start: number or tensor; None is the default of the covariance.
+        shape: of theta, where `start` is a number: () is one for all heads, (heads,) one for each.
+        covariance: that of the module it is for; every one but "convex" takes alpha = exp(theta).
+    """
+
+    def __init__(
+        self,
+        start: float | Tensor | None = None,
+        shape: tuple[int, ...] = (),
+        covariance: Covariance = "ridge",
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        self.convex = covariance == "convex"
+        theta = _theta(start, covariance)
+        if not isinstance(start, Tensor):
+            theta = theta.expand(shape)
+        self.theta = nn.Parameter(theta.to(device=device, dtype=dtype or torch.get_default_dtype(), copy=True))
+
+    def forward(self) -> Tensor:
+        return _positive(self.theta, self.convex)
+
+    def extra_repr(self) -> str:
+        return f"shape={tuple(self.theta.shape)}, covariance={'convex' if self.convex else 'ridge'!r}"
+
+
+class ContextAlpha(nn.Module):
+    """alpha(K, V), the dashed path of the paper's diagram: a network reads each point, another their mean.
+
+    >>> alpha = ContextAlpha(3, 5, start=0.1)
+    >>> alpha(torch.randn(2, 11, 3), torch.randn(2, 11, 5))  # starts at `start` whatever the points are
+    tensor([0.1000, 0.1000], grad_fn=<ExpBackward0>)
+
+    Args:
+        d: features of the (embedded) keys.
+        k: features of the (embedded) values.
+        hidden: width of the networks.
+        start: the alpha before training; None is the default of the covariance.
+        covariance: that of the module it is for.
+    """
+
+    def __init__(
+        self,
+        d: int,
+        k: int,
+        hidden: int = 64,
+        start: float | None = None,
+        covariance: Covariance = "ridge",
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        self.convex = covariance == "convex"
+        self.read = mlp(d + k, hidden, hidden, device=device, dtype=dtype)
+        self.answer = mlp(hidden, hidden, 1, device=device, dtype=dtype)
+        last = self.answer[-1]
+        assert isinstance(last, nn.Linear)
+        nn.init.zeros_(last.weight)
+        nn.init.constant_(last.bias, _theta(start, covariance).item())
+
+    def forward(self, key: Tensor, value: Tensor, weight: Tensor | None = None) -> Tensor:
+        """(...) from key (..., N, d), value (..., N, k) and weights (..., N) of the points."""
+        lead = torch.broadcast_shapes(key.shape[:-2], value.shape[:-2])
+        pairs = torch.cat([key.expand(*lead, *key.shape[-2:]), value.expand(*lead, *value.shape[-2:])], -1)
+        read = self.read(pairs)  # (..., N, hidden)
+        return _positive(self.answer(mean_of_points(read, weight)).squeeze(-1), self.convex)
+
+
+def mean_of_points(x: Tensor, weight: Tensor | None) -> Tensor:
+    """(..., f): the mean of the rows of x (..., N, f), each as much as it counts; 0 without points."""
+    if weight is None:
+        return x.sum(-2) / max(x.shape[-2], 1)
+    total = weight.sum(-1, keepdim=True)
+    share = weight / torch.where(total > 0, total, 1.0)
+    return (share.to(x.dtype).unsqueeze(-2) @ x).squeeze(-2)
+
+
+def hold_alpha(module: nn.Module, alpha: Alpha, covariance: Covariance) -> None:
+    """Check alpha and register it: a fixed one is configuration and stays out of the state_dict."""
+    if isinstance(alpha, nn.Parameter):
+        raise TypeError(
+            "alpha as a bare nn.Parameter may turn negative in training; use LearnableAlpha(start), which cannot, "
+            "or a module of your own that returns it"
+        )
+    if isinstance(alpha, LearnableAlpha | ContextAlpha) and alpha.convex != (covariance == "convex"):
+        raise ValueError(
+            f"alpha was made for a covariance {'convex' if alpha.convex else 'ridge'!r} and the module has "
+            f"{covariance!r}; pass {type(alpha).__name__}(..., covariance={covariance!r})"
+        )
+    if isinstance(alpha, Tensor):
+        module.register_buffer("alpha", alpha, persistent=False)
+        return
+    if alpha is not None and not isinstance(alpha, nn.Module):
+        checks.alpha_number(alpha, largest_alpha(covariance))
+    module.alpha = alpha  # type: ignore[assignment]
+
+
+def alpha_of_call(
+    alpha: Any, covariance: Covariance, key: Tensor, value: Tensor, counted: Counted, is_causal: bool
+) -> float | Tensor:
+    """The alpha of one call, from what `hold_alpha` registered."""
+    if alpha is None:
+        return default_alpha(covariance)
+    if not isinstance(alpha, nn.Module):
+        return alpha
+    if isinstance(alpha, LearnableAlpha):
+        return alpha()
+    if is_causal or counted.per_query is not None:
+        raise ValueError(
+            "an alpha computed from the context sees all points, and here queries see different ones; use a fixed or a "
+            "LearnableAlpha, or a mask that is equal for all queries"
+        )
+    return alpha(masks.fill(key, counted.keep), masks.fill(value, counted.keep), counted.total(key.dtype))
+
+
+def _theta(start: float | Tensor | None, covariance: Covariance) -> Tensor:
+    start = default_alpha(covariance) if start is None else start
+    upper = 1.0 if covariance == "convex" else math.inf
+    value = torch.as_tensor(start, dtype=torch.float64)
+    if not bool(((value > 0) & (value < upper)).all()):
+        raise ValueError(
+            f"the start of a learnable alpha must be inside (0, {'1' if upper == 1 else 'inf'}), got {start}; a fixed "
+            "alpha may be at the edge"
+        )
+    return torch.logit(value) if covariance == "convex" else value.log()
+
+
+def _positive(theta: Tensor, convex: bool) -> Tensor:
+    theta = theta.float() if theta.dtype in (torch.float16, torch.bfloat16) else theta
+    return torch.sigmoid(theta) if convex else theta.exp()

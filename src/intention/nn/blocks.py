@@ -1,0 +1,262 @@
+"""Layers and stacks: a Transformer whose attention is any mixer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as TF
+from torch import Tensor, nn
+
+from intention.nn.mixers import make_mixer
+
+Mixer = str | nn.Module | Callable[..., nn.Module]
+
+
+class InformerLayer(nn.TransformerEncoderLayer):
+    """nn.TransformerEncoderLayer with a pluggable mixer. ("Informer" as in Intention, not the time-series model.)
+
+    >>> layer = InformerLayer(32, 4, batch_first=True, mixer="sigma_intention", alpha=0.5)
+    >>> layer(torch.randn(2, 11, 32)).shape
+    torch.Size([2, 11, 32])
+    >>> stack = nn.TransformerEncoder(layer, num_layers=3, enable_nested_tensor=False)
+
+    Args:
+        d_model, nhead, dim_feedforward, dropout, activation, layer_norm_eps, batch_first, norm_first, bias, device,
+            dtype: as in nn.TransformerEncoderLayer.
+        mixer: "intention", "sigma_intention", "attention", "linear_attention" or "neural_process"; a class or function
+            that takes the arguments of nn.MultiheadAttention; or a module with its forward, used as it is.
+        embed_input: the paper's block: the mixer reads max(0, e_X(x)), with one linear e_X for all heads.
+        options: of the mixer, such as alpha, covariance and scale of `MultiheadIntention`.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        nhead: int,
+        dim_feedforward: int = 2048,
+        dropout: float = 0.1,
+        activation: str | Callable[[Tensor], Tensor] = TF.relu,
+        layer_norm_eps: float = 1e-5,
+        batch_first: bool = False,
+        norm_first: bool = False,
+        bias: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        mixer: Mixer = "intention",
+        embed_input: bool = False,
+        **options: Any,
+    ) -> None:
+        place: dict[str, Any] = {"device": device, "dtype": dtype}
+        super().__init__(
+            d_model,
+            nhead,
+            dim_feedforward,
+            dropout,
+            activation,
+            layer_norm_eps,
+            batch_first,
+            norm_first,
+            bias,
+            **place,
+        )
+        self.self_attn: Any = _mixer(mixer, d_model, nhead, dropout, bias, batch_first, place, options)
+        self.embed_input = nn.Linear(d_model, d_model, bias=bias, **place) if embed_input else None
+
+    def forward(
+        self,
+        src: Tensor,
+        src_mask: Tensor | None = None,
+        src_key_padding_mask: Tensor | None = None,
+        is_causal: bool = False,
+    ) -> Tensor:
+        """As nn.TransformerEncoderLayer, always through the mixer: there is no fast path that knows it."""
+        masks = (src_mask, src_key_padding_mask, is_causal)
+        if self.norm_first:
+            src = src + self._sa_block(self.norm1(src), *masks)
+            return src + self._ff_block(self.norm2(src))
+        src = self.norm1(src + self._sa_block(src, *masks))
+        return self.norm2(src + self._ff_block(src))
+
+    def _sa_block(
+        self, x: Tensor, attn_mask: Tensor | None, key_padding_mask: Tensor | None, is_causal: bool = False
+    ) -> Tensor:
+        x = x if self.embed_input is None else TF.relu(self.embed_input(x))
+        return super()._sa_block(x, attn_mask, key_padding_mask, is_causal)
+
+
+class InformerDecoderLayer(nn.TransformerDecoderLayer):
+    """nn.TransformerDecoderLayer with pluggable mixers: self-Intention over tgt, cross-Intention from memory to tgt.
+
+    >>> layer = InformerDecoderLayer(32, 4, batch_first=True)
+    >>> layer(torch.randn(2, 7, 32), torch.randn(2, 11, 32)).shape
+    torch.Size([2, 7, 32])
+
+    Args:
+        mixer, options: as in `InformerLayer`, for both mixers; other arguments as in nn.TransformerDecoderLayer.
+        cross_mixer: another mixer between tgt and memory, with the same options.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        nhead: int,
+        dim_feedforward: int = 2048,
+        dropout: float = 0.1,
+        activation: str | Callable[[Tensor], Tensor] = TF.relu,
+        layer_norm_eps: float = 1e-5,
+        batch_first: bool = False,
+        norm_first: bool = False,
+        bias: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        mixer: str | Callable[..., nn.Module] = "intention",
+        cross_mixer: str | Callable[..., nn.Module] | None = None,
+        **options: Any,
+    ) -> None:
+        place: dict[str, Any] = {"device": device, "dtype": dtype}
+        super().__init__(
+            d_model,
+            nhead,
+            dim_feedforward,
+            dropout,
+            activation,
+            layer_norm_eps,
+            batch_first,
+            norm_first,
+            bias,
+            **place,
+        )
+        self.self_attn: Any = _mixer(mixer, d_model, nhead, dropout, bias, batch_first, place, options)
+        self.multihead_attn: Any = _mixer(
+            cross_mixer or mixer, d_model, nhead, dropout, bias, batch_first, place, options
+        )
+
+
+class Former(nn.Module):
+    """A stack of `num_layers` layers, each with parameters of its own; `Informer` and its siblings name the mixer.
+
+    >>> model = Informer(32, 4, 3, batch_first=True)
+    >>> x, lengths = torch.randn(2, 11, 32), torch.tensor([11, 5])
+    >>> model(x, src_key_padding_mask=torch.arange(11) >= lengths[:, None]).shape
+    torch.Size([2, 11, 32])
+
+    Args:
+        num_layers: how many layers.
+        final_norm: a LayerNorm after the last layer; None: where norm_first leaves the sum without one.
+        others: as in `InformerLayer`.
+    """
+
+    mixer = "intention"
+
+    def __init__(
+        self,
+        d_model: int,
+        nhead: int,
+        num_layers: int,
+        dim_feedforward: int = 2048,
+        dropout: float = 0.1,
+        activation: str | Callable[[Tensor], Tensor] = TF.relu,
+        layer_norm_eps: float = 1e-5,
+        batch_first: bool = False,
+        norm_first: bool = False,
+        bias: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        embed_input: bool = False,
+        final_norm: bool | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            InformerLayer(
+                d_model,
+                nhead,
+                dim_feedforward,
+                dropout,
+                activation,
+                layer_norm_eps,
+                batch_first,
+                norm_first,
+                bias,
+                device,
+                dtype,
+                mixer=self.mixer,
+                embed_input=embed_input,
+                **options,
+            )
+            for _ in range(num_layers)
+        )
+        last = norm_first if final_norm is None else final_norm
+        self.norm = nn.LayerNorm(d_model, layer_norm_eps, bias=bias, device=device, dtype=dtype) if last else None
+        self.batch_first = batch_first
+
+    def forward(
+        self,
+        src: Tensor,
+        mask: Tensor | None = None,
+        src_key_padding_mask: Tensor | None = None,
+        is_causal: bool = False,
+    ) -> Tensor:
+        """As nn.TransformerEncoder; `is_causal` without a mask makes the mask."""
+        if is_causal and mask is None:
+            length = src.shape[1] if self.batch_first and src.dim() == 3 else src.shape[0]
+            mask = torch.ones(length, length, dtype=torch.bool, device=src.device).triu(1)
+        for layer in self.layers:
+            src = layer(src, mask, src_key_padding_mask, is_causal)
+        return src if self.norm is None else self.norm(src)
+
+
+class Informer(Former):
+    """A stack of Intention layers; see `Former` for the arguments."""
+
+    mixer = "intention"
+
+
+class SigmaInformer(Former):
+    """A stack of sigma-Intention layers."""
+
+    mixer = "sigma_intention"
+
+
+class Transformer(Former):
+    """A stack of softmax attention layers, the baseline of the others."""
+
+    mixer = "attention"
+
+
+class LinTransformer(Former):
+    """A stack of linear attention layers."""
+
+    mixer = "linear_attention"
+
+
+class NPFormer(Former):
+    """A stack of Neural Process layers."""
+
+    mixer = "neural_process"
+
+
+def _mixer(
+    mixer: Mixer,
+    d_model: int,
+    nhead: int,
+    dropout: float,
+    bias: bool,
+    batch_first: bool,
+    place: dict[str, Any],
+    options: dict[str, Any],
+) -> nn.Module:
+    if not isinstance(mixer, nn.Module):
+        return make_mixer(
+            mixer, d_model, nhead, dropout=dropout, bias=bias, batch_first=batch_first, **place, **options
+        )
+    if options:
+        raise TypeError(f"options {sorted(options)} are for a mixer that is made here, and got one that exists already")
+    if getattr(mixer, "batch_first", batch_first) != batch_first:
+        raise ValueError(f"the mixer has batch_first={not batch_first} and the layer {batch_first}; make them agree")
+    return mixer

@@ -1,0 +1,79 @@
+"""Error messages of the modules: what came, what was wanted, what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from intention import checks
+from intention.checks import shape
+
+
+def multihead(mixer: Any, query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """The points of a call of an nn.MultiheadAttention: whether they are batched."""
+    if query.is_nested or key.is_nested or value.is_nested:
+        raise ValueError(
+            "nested tensors are not supported; pass a padded tensor and key_padding_mask (in nn.TransformerEncoder: "
+            "enable_nested_tensor=False, which swap_attention sets)"
+        )
+    if query.dim() not in (2, 3) or not query.dim() == key.dim() == value.dim():
+        raise ValueError(
+            "query, key and value must all have 3 dimensions (batched) or 2 (one item), got "
+            f"{shape(query)}, {shape(key)} and {shape(value)}"
+        )
+    batched = query.dim() == 3
+    batch, points = (0, 1) if mixer.batch_first else (1, 0)
+    features = (query.shape[-1], key.shape[-1], value.shape[-1])
+    wanted = (mixer.embed_dim, mixer.kdim, mixer.vdim)
+    alike = key.shape[:-1] == value.shape[:-1] and (not batched or query.shape[batch] == key.shape[batch])
+    if features != wanted or not alike:
+        order = ("batch, points" if points else "points, batch") if batched else "points"
+        raise ValueError(
+            f"wanted ({order}, features) with {wanted} features of query, key and value, as many keys as values, one "
+            f"batch size, got {shape(query)}, {shape(key)} and {shape(value)}"
+            + ("; with batch_first=False the batch is the second dimension" if batched and not points else "")
+        )
+    return batched
+
+
+def multihead_masks(
+    mixer: Any, query: Tensor, key: Tensor, padding: Tensor | None, attn_mask: Tensor | None, is_causal: bool
+) -> None:
+    """The masks of such a call, for query (batch, M, features) and key (batch, N, features)."""
+    (b, m, _), n, heads = query.shape, key.shape[1], mixer.num_heads
+    if is_causal and attn_mask is None:
+        raise RuntimeError(
+            "is_causal is a hint about attn_mask, which is missing; pass also "
+            f"attn_mask=torch.nn.Transformer.generate_square_subsequent_mask({m})"
+        )
+    if padding is not None and tuple(padding.shape) != (b, n) and not (b == 1 and tuple(padding.shape) == (n,)):
+        raise ValueError(f"key_padding_mask must have shape (batch, keys) = {(b, n)}, got {tuple(padding.shape)}")
+    if attn_mask is not None and tuple(attn_mask.shape) not in ((m, n), (b * heads, m, n)):
+        raise ValueError(
+            f"attn_mask must have shape (queries, keys) = {(m, n)} or (batch * heads, queries, keys) = "
+            f"{(b * heads, m, n)}, got {tuple(attn_mask.shape)}"
+        )
+    for name, mask in (("key_padding_mask", padding), ("attn_mask", attn_mask)):
+        if mask is not None and mask.dtype != torch.bool and not mask.dtype.is_floating_point:
+            raise TypeError(f"{name} must be bool (True = ignore) or floating point, got {mask.dtype}; use mask.bool()")
+
+
+def mixer_covariance(got: object) -> None:
+    checks.covariance(got)
+    if got == "within":
+        raise ValueError(
+            "covariance='within' needs one-hot values, which a projection does not give; use nn.Intention or "
+            "functional.intention"
+        )
+
+
+def alpha_per_head(alpha: Tensor, heads: int) -> None:
+    if tuple(alpha.shape) not in ((), (1,), (heads,)):
+        raise ValueError(f"alpha must be a scalar or have shape ({heads},), one per head, got {tuple(alpha.shape)}")
+
+
+def attention_module(got: object) -> None:
+    if not isinstance(got, nn.MultiheadAttention):
+        raise TypeError(f"from_attention needs an nn.MultiheadAttention, got {type(got).__name__}")

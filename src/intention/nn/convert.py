@@ -1,0 +1,112 @@
+"""Another computation in the place of attention, in a model that exists already."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from intention.nn.mixers import make_mixer
+from intention.nn.multihead import Multihead
+
+
+class Swapped(NamedTuple):
+    """What `swap_attention` did. Prints as a table."""
+
+    model: nn.Module  # the same object, unless it was itself an nn.MultiheadAttention
+    changed: tuple[str, ...]  # names of the modules that were replaced
+    skipped: dict[str, str]  # name of a module that computes attention and was left alone -> why
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.changed)} replaced, {len(self.skipped)} left alone"]
+        lines += [f"  replaced    {name or '(the model itself)'}" for name in self.changed]
+        lines += [f"  left alone  {name or '(the model itself)'}: {why}" for name, why in self.skipped.items()]
+        return "\n".join(lines)
+
+
+def swap_attention(
+    model: nn.Module, mixer: str | Callable[..., nn.Module] = "sigma_intention", **options: Any
+) -> Swapped:
+    """Replace every nn.MultiheadAttention in a model, in place, keeping its parameters (the same objects).
+
+    >>> model = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, batch_first=True), 2)
+    >>> print(swap_attention(model, "sigma_intention", alpha=0.5))
+    2 replaced, 0 left alone
+      replaced    layers.0.self_attn
+      replaced    layers.1.self_attn
+
+    Args:
+        model: any module.
+        mixer: as in `InformerLayer`: a name, a class or a function.
+        options: of the mixer: alpha, covariance, scale. With mixer="sigma_intention", covariance="convex", alpha=1 and
+            scale="attention" the model computes what it did; the same with covariance="ridge" as alpha grows.
+    """
+    changed: list[str] = []
+    skipped: dict[str, str] = {}
+    made: dict[int, nn.Module] = {}  # a module used at several places stays one
+    for name, module in list(model.named_modules(remove_duplicate=False)):
+        if not isinstance(module, nn.MultiheadAttention):
+            if _computes_attention(module):
+                skipped[name] = (
+                    f"{type(module).__name__} is not an nn.MultiheadAttention: its own forward computes attention"
+                )
+            if isinstance(module, nn.TransformerEncoder):
+                module.use_nested_tensor = False  # decided when it was built; mixers take padded tensors
+            continue
+        why = _why_not(module)
+        if why:
+            skipped[name] = why
+            continue
+        if id(module) not in made:
+            made[id(module)] = _converted(module, mixer, options)
+        changed.append(name)
+        if name:
+            parent, _, leaf = name.rpartition(".")
+            setattr(model.get_submodule(parent), leaf, made[id(module)])
+    return Swapped(made.get(id(model), model), tuple(changed), skipped)
+
+
+def _converted(attention: nn.MultiheadAttention, mixer: str | Callable[..., nn.Module], options: Any) -> nn.Module:
+    weight = attention.out_proj.weight
+    made = make_mixer(
+        mixer,
+        attention.embed_dim,
+        attention.num_heads,
+        dropout=attention.dropout,
+        bias=attention.in_proj_bias is not None,
+        add_bias_kv=attention.bias_k is not None,
+        add_zero_attn=attention.add_zero_attn,
+        kdim=attention.kdim,
+        vdim=attention.vdim,
+        batch_first=attention.batch_first,
+        device=weight.device,
+        dtype=weight.dtype,
+        **options,
+    )
+    for name, parameter in attention.named_parameters():  # the same objects: an optimiser goes on with them
+        parent, _, leaf = name.rpartition(".")
+        setattr(made.get_submodule(parent), leaf, parameter)
+    return made.train(attention.training)
+
+
+def _why_not(module: nn.MultiheadAttention) -> str:
+    if isinstance(module, Multihead):
+        return f"is a {type(module).__name__} of this library already"
+    if type(module) is not nn.MultiheadAttention:
+        return f"{type(module).__name__} is a subclass of nn.MultiheadAttention and may compute something else"
+    if any(hasattr(m, "parametrizations") for m in module.modules()):
+        return "its weights are parametrised; remove the parametrisation first"
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    if any(getattr(module, hook, None) for hook in hooks):
+        return "it has hooks, which would be lost; remove them first and register them again"
+    return ""
+
+
+def _computes_attention(module: nn.Module) -> bool:
+    """A guess by name: a class called ...Attention... that holds no nn.MultiheadAttention to replace."""
+    if "attention" not in type(module).__name__.lower() or isinstance(module, Multihead):
+        return False
+    inside = list(module.modules())[1:]
+    named = any("attention" in type(m).__name__.lower() for m in inside)
+    return not named and not any(isinstance(m, nn.MultiheadAttention) for m in inside)

@@ -1,0 +1,114 @@
+"""The other computations of KVQ space as multi-head mixers, and all of them by name."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from intention import checks
+from intention import functional as F
+from intention.nn.embed import mlp
+from intention.nn.heads import NeuralProcess
+from intention.nn.multihead import Multihead, MultiheadIntention
+
+
+class MultiheadAttention(Multihead):
+    """nn.MultiheadAttention, with a choice of scale and 0 (not NaN) where a query sees nothing.
+
+    >>> x = torch.randn(2, 11, 32)
+    >>> MultiheadAttention(32, 4, batch_first=True)(x, x, x)[0].shape
+    torch.Size([2, 11, 32])
+
+    Args:
+        scale: multiplies the map; None is 1 / sqrt(d). The paper prints its block with 1.
+    """
+
+    def __init__(self, *args: Any, scale: float | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        checks.scale(scale)
+        self.scale = scale
+
+    def mix(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout_p: float, is_causal: bool
+    ) -> Tensor:
+        return F.attention(query, key, value, mask, dropout_p, is_causal, scale=self.scale)
+
+
+class MultiheadLinearAttention(Multihead):
+    """(Q K') V in the place of attention.
+
+    Args:
+        scale: multiplies the map; None is 1 / sqrt(d), which gives its entries a variance near 1 at the start. The
+            paper prints its block with 1.
+    """
+
+    def __init__(self, *args: Any, scale: float | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        checks.scale(scale)
+        self.scale = scale
+
+    def mix(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout_p: float, is_causal: bool
+    ) -> Tensor:
+        scale = self.head_dim**-0.5 if self.scale is None else self.scale
+        return F.linear_attention(query, key, value, mask, dropout_p, is_causal, scale=scale)
+
+
+class MultiheadNeuralProcess(Multihead):
+    """Neural Processes in the place of attention heads: every query sees one summary of the points.
+
+    Per head, as in the paper's block: c = e_C(mean_i [K_i; V_i]) with a network e_C, out = e_Z([Q; c]) with a linear
+    e_Z. There is no map over points: the weights are always None. Dropout acts on c.
+
+    Args:
+        hidden: width of e_C; None is embed_dim.
+    """
+
+    has_map = False
+
+    def __init__(self, *args: Any, hidden: int | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        d, weight = self.head_dim, self.out_proj.weight
+        place: dict[str, Any] = {"device": weight.device, "dtype": weight.dtype}
+
+        def head() -> NeuralProcess:
+            context = nn.Sequential(mlp(2 * d, hidden or self.embed_dim, d, **place), nn.Dropout(self.dropout))
+            return NeuralProcess(embed_context=context, embed_output=nn.Linear(2 * d, d, **place))
+
+        self.heads = nn.ModuleList(head() for _ in range(self.num_heads))
+
+    def mix(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout_p: float, is_causal: bool
+    ) -> Tensor:
+        per_head = [None] * self.num_heads if mask is None else mask.expand(-1, self.num_heads, -1, -1).unbind(1)
+        points = zip(query.unbind(1), key.unbind(1), value.unbind(1), per_head, strict=True)
+        return torch.stack(
+            [head(*own, is_causal=is_causal) for head, own in zip(self.heads, points, strict=True)], dim=1
+        )
+
+
+MIXERS: dict[str, tuple[type[Multihead], dict[str, Any]]] = {
+    "intention": (MultiheadIntention, {}),
+    "sigma_intention": (MultiheadIntention, {"softmax": True}),
+    "attention": (MultiheadAttention, {}),
+    "linear_attention": (MultiheadLinearAttention, {}),
+    "neural_process": (MultiheadNeuralProcess, {}),
+}
+
+
+def make_mixer(mixer: str | Callable[..., nn.Module], *args: Any, **options: Any) -> nn.Module:
+    """A mixer by name, or by a class or function that takes the arguments of nn.MultiheadAttention.
+
+    >>> type(make_mixer("sigma_intention", 32, 4, alpha=0.5)).__name__
+    'MultiheadIntention'
+    """
+    options = copy.deepcopy(options)  # layers do not share an alpha that is a module
+    if not isinstance(mixer, str):
+        return mixer(*args, **options)
+    checks.choice("mixer", mixer, tuple(MIXERS))
+    made, fixed = MIXERS[mixer]
+    return made(*args, **fixed, **options)

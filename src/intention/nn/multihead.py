@@ -1,0 +1,248 @@
+"""Multi-head mixers with the constructor, forward, masks and state_dict of nn.MultiheadAttention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as TF
+from torch import Tensor, nn
+
+from intention import functional as F
+from intention.covariance import Covariance
+from intention.nn import checks
+from intention.nn.alpha import Alpha, LearnableAlpha, hold_alpha
+from intention.nn.call import solve
+from intention.nn.scaling import Scale, check_scale
+
+
+class Multihead(nn.MultiheadAttention):
+    """nn.MultiheadAttention with another computation in its heads: `mix` is what a subclass gives."""
+
+    has_map = True  # `mix` is linear in the values
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # nn.TransformerEncoderLayer in eval would otherwise compute softmax attention from in_proj_weight itself.
+        self._qkv_same_embed_dim = False
+
+    def _reset_parameters(self) -> None:
+        self._qkv_same_embed_dim = self.in_proj_weight is not None  # which parameters there are
+        super()._reset_parameters()
+        self._qkv_same_embed_dim = False
+
+    def mix(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout_p: float, is_causal: bool
+    ) -> Tensor:
+        """Heads (batch, heads, points, features) to (batch, heads, M, k); `mask` as in `functional`."""
+        raise NotImplementedError
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """As nn.MultiheadAttention: (output, weights or None); in masks True means "ignore".
+
+        The weights are the map (L, S) that multiplies the values. That of Intention may be negative and its rows need
+        not sum to 1. A query that sees no points gets 0.
+        """
+        batched = checks.multihead(self, query, key, value)
+        same, paired = query is key and key is value, key is value
+
+        def batch_first(x: Tensor) -> Tensor:
+            return x.unsqueeze(0) if not batched else x if self.batch_first else x.transpose(0, 1)
+
+        query = batch_first(query)
+        key = query if same else batch_first(key)
+        value = key if paired else batch_first(value)
+        mask, is_causal = self._mask(query, key, key_padding_mask, attn_mask, is_causal)
+        q, k, v = (x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for x in self._project(query, key, value))
+        dropout_p = self.dropout if self.training else 0.0
+        if need_weights and self.has_map:
+            eye = torch.eye(k.shape[-2], dtype=v.dtype, device=v.device)
+            weights = self.mix(q, k, eye.expand(*k.shape[:-2], *eye.shape), mask, dropout_p, is_causal)
+            mixed = weights @ v
+        else:
+            weights, mixed = None, self.mix(q, k, v, mask, dropout_p, is_causal)
+        out = self.out_proj(mixed.transpose(1, 2).flatten(-2))
+        if weights is not None:
+            weights = weights.mean(1) if average_attn_weights else weights
+            weights = weights if batched else weights.squeeze(0)
+        out = out.squeeze(0) if not batched else out if self.batch_first else out.transpose(0, 1)
+        return out, weights
+
+    def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values (batch, points, embed_dim); add_bias_kv and add_zero_attn give extra points."""
+        bias = self.in_proj_bias
+        if self.in_proj_weight is not None and query is key and key is value:
+            q, k, v = TF.linear(query, self.in_proj_weight, bias).chunk(3, -1)
+        else:
+            if self.in_proj_weight is not None:
+                w_q, w_k, w_v = self.in_proj_weight.chunk(3)
+            else:
+                w_q, w_k, w_v = self.q_proj_weight, self.k_proj_weight, self.v_proj_weight
+            b_q, b_k, b_v = (None, None, None) if bias is None else bias.chunk(3)
+            q, k, v = TF.linear(query, w_q, b_q), TF.linear(key, w_k, b_k), TF.linear(value, w_v, b_v)
+        if self.bias_k is not None and self.bias_v is not None:
+            k, v = (
+                torch.cat([x, b.to(x.dtype).expand(len(x), 1, -1)], 1) for x, b in ((k, self.bias_k), (v, self.bias_v))
+            )
+        if self.add_zero_attn:
+            k, v = (torch.cat([x, x.new_zeros(len(x), 1, x.shape[-1])], 1) for x in (k, v))
+        return q, k, v
+
+    def _mask(
+        self,
+        query: Tensor,
+        key: Tensor,
+        padding: Tensor | None,
+        attn_mask: Tensor | None,
+        is_causal: bool,
+    ) -> tuple[Tensor | None, bool]:
+        """One mask (batch or 1, heads or 1, L or 1, S) as `functional` reads it, and whether it is causal besides."""
+        checks.multihead_masks(self, query, key, padding, attn_mask, is_causal)
+        extra = (self.bias_k is not None) + self.add_zero_attn
+        is_causal = is_causal and not extra  # the extra points come last and every query sees them
+        if attn_mask is not None and not is_causal:
+            attn_mask = _taken(attn_mask, query.dtype)
+            attn_mask = attn_mask.unflatten(0, (-1, self.num_heads)) if attn_mask.dim() == 3 else attn_mask[None, None]
+        else:
+            attn_mask = None
+        if padding is not None:
+            padding = _taken(padding, query.dtype).reshape(len(query), 1, 1, key.shape[1])
+        mask = _both(attn_mask, padding)
+        if mask is not None and extra:
+            mask = TF.pad(mask, (0, extra), value=mask.dtype == torch.bool)
+        return mask, is_causal
+
+    @classmethod
+    def from_attention(cls, attention: nn.MultiheadAttention, **options: Any) -> Any:
+        """A mixer with a copy of the weights of `attention`, its configuration, device, dtype and mode."""
+        checks.attention_module(attention)
+        weight = attention.out_proj.weight
+        mixer = cls(
+            attention.embed_dim,
+            attention.num_heads,
+            attention.dropout,
+            attention.in_proj_bias is not None,
+            attention.bias_k is not None,
+            attention.add_zero_attn,
+            attention.kdim,
+            attention.vdim,
+            attention.batch_first,
+            weight.device,
+            weight.dtype,
+            **options,
+        )
+        mixer.load_state_dict(attention.state_dict())
+        for name, parameter in attention.named_parameters():
+            mixer.get_parameter(name).requires_grad_(parameter.requires_grad)
+        return mixer.train(attention.training)
+
+
+class MultiheadIntention(Multihead):
+    """Intention in the place of attention: one line changes, weights load.
+
+    >>> mixer = MultiheadIntention(32, 4, batch_first=True)
+    >>> x = torch.randn(2, 11, 32)
+    >>> out, weights = mixer(x, x, x)
+    >>> out.shape, weights.shape
+    (torch.Size([2, 11, 32]), torch.Size([2, 11, 11]))
+    >>> _ = mixer.load_state_dict(nn.MultiheadAttention(32, 4).state_dict())  # alpha keeps its start value
+
+    Args:
+        embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype: as in
+            nn.MultiheadAttention. Dropout leaves whole context points out (with softmax: entries of the map).
+        softmax: sigma-Intention.
+        alpha: a fixed number or tensor (one per head: shape (heads,)), `LearnableAlpha`, `ContextAlpha`, or a module
+            (key, value, weight) -> alpha of heads (batch, heads). None: one learnable theta per head, starting at the
+            covariance's default. A state_dict without them (one of nn.MultiheadAttention) leaves them as they are; with
+            a fixed alpha the state_dict is that of nn.MultiheadAttention.
+        covariance: "convex", "ridge" or a callable.
+        scale: "variance" gives the map entries of variance near 1 at the start, for the number of points that each
+            query sees; "attention" is alpha / sqrt(d), with which a large alpha is attention (softmax) or linear
+            attention; a number; None is 1.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        bias: bool = True,
+        add_bias_kv: bool = False,
+        add_zero_attn: bool = False,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        batch_first: bool = False,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        softmax: bool = False,
+        alpha: Alpha = None,
+        covariance: Covariance = "convex",
+        scale: Scale = "variance",
+    ) -> None:
+        super().__init__(
+            embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype
+        )
+        checks.mixer_covariance(covariance)
+        check_scale(scale)
+        if alpha is None:
+            alpha = LearnableAlpha(None, (num_heads,), covariance, device, dtype)
+        if isinstance(alpha, Tensor):
+            checks.alpha_per_head(alpha, num_heads)
+        hold_alpha(self, alpha, covariance)
+        self.softmax, self.covariance, self.scale = softmax, covariance, scale
+
+    def mix(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout_p: float, is_causal: bool
+    ) -> Tensor:
+        return solve(
+            F.sigma_intention if self.softmax else F.intention,
+            query,
+            key,
+            value,
+            mask,
+            alpha=self.alpha,
+            scale=self.scale,
+            covariance=self.covariance,
+            is_causal=is_causal,
+            dropout_p=dropout_p,
+        )
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
+        start = f"{prefix}alpha."
+        if isinstance(self.alpha, nn.Module) and not any(name.startswith(start) for name in state_dict):
+            state_dict.update({start + name: x for name, x in self.alpha.state_dict().items()})
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+    def extra_repr(self) -> str:
+        alpha = "" if isinstance(self.alpha, nn.Module) else f"alpha={self.alpha}, "
+        return (
+            f"{self.embed_dim}, {self.num_heads}, softmax={self.softmax}, {alpha}covariance={self.covariance!r}, "
+            f"scale={self.scale!r}"
+        )
+
+
+def _taken(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """From nn.MultiheadAttention's masks (True = ignore) to those of `functional` (True = take part)."""
+    return ~mask if mask.dtype == torch.bool else mask.to(dtype)
+
+
+def _both(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    """Two masks as one."""
+    if a is None or b is None:
+        return b if a is None else a
+    if a.dtype == b.dtype == torch.bool:
+        return a & b
+    if a.dtype == torch.bool:
+        return torch.where(a, b, -torch.inf)
+    return torch.where(b, a, -torch.inf) if b.dtype == torch.bool else a + b

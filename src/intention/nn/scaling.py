@@ -1,0 +1,65 @@
+"""What multiplies the map Q Sigma^-1 K' so that a stack of layers starts with activations of an ordinary size.
+
+For standard normal queries and keys the variance of an entry of Q (K'K)^+ K' is exactly
+
+    1 / (d - N - 1)         for d > N + 1
+    d / (N (N - d - 1))     for N > d + 1
+
+and infinite between, where it is alpha that bounds it: with alpha = 1 it is 1 / (2 sqrt(N)) at N = d. `variance_scale`
+is one over the root of the smallest of the three; measured with alpha = 1, an entry then has a variance between 0.5 and
+1.0 at every N for d >= 16 (docs/nn.md). (1 - lambda) K'K + lambda I is 1 - lambda times a ridge, so the convex
+covariance is multiplied by 1 - lambda.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from intention import checks
+from intention.covariance import Covariance
+
+SCALES = ("variance", "attention")
+Scale = float | str | None
+
+
+def check_scale(scale: object) -> None:
+    if isinstance(scale, str):
+        checks.choice("scale", scale, SCALES)
+    else:
+        checks.scale(scale)
+
+
+def variance_scale(n: int | Tensor, d: int) -> float | Tensor:
+    """The factor that gives the entries of an Intention map of N points in d dimensions a variance near 1.
+
+    >>> round(variance_scale(10, 64) ** 2), round(variance_scale(1000, 64) ** 2)
+    (53, 14609)
+    >>> variance_scale(torch.tensor([10, 64]), 64).square()
+    tensor([53., 16.])
+    """
+    if isinstance(n, Tensor):
+        n = n.to(torch.get_default_dtype())
+        closed = torch.where(n > d, n * (n - d - 1) / d, d - n - 1)
+        return torch.maximum(closed, 2 * n.clamp(1, d).sqrt()).sqrt()
+    closed = n * (n - d - 1) / d if n > d else d - n - 1
+    return math.sqrt(max(closed, 2 * math.sqrt(min(max(n, 1), d))))
+
+
+def scale_queries(query: Tensor, scale: str, n: int | Tensor, alpha: float | Tensor, covariance: Covariance) -> Tensor:
+    """The queries times the scale: that multiplies the map, whatever the queries' own numbers of points and alphas are.
+
+    `n` (..., M or 1, 1) or a number; alpha broadcasts to the leading dimensions.
+    """
+    d = query.shape[-1]
+    size = alpha[..., None, None] if isinstance(alpha, Tensor) else alpha
+    if scale == "attention":
+        factor = size * d**-0.5  # as alpha grows, alpha Sigma^-1 -> I
+    else:
+        factor = variance_scale(n, d)
+        if covariance == "convex":
+            factor = (1 - size) * factor
+    wide = query.float() if query.dtype == torch.float16 else query  # a scale can be beyond float16
+    return (wide * factor).to(wide.dtype)
