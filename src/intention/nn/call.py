@@ -27,16 +27,24 @@ def solve(
     **options: Any,
 ) -> Tensor:
     """`call` is F.intention or F.sigma_intention."""
-    n, dtype = key.shape[-2], query.dtype
-    counted = masks.count(attn_mask, options.get("weight"), is_causal, n, key.dtype)
+    dtype, weight = query.dtype, options.get("weight")
+    counted = masks.count(attn_mask, weight, is_causal, key.shape[-2], key.dtype)
     alpha = alpha_of_call(alpha, covariance, key, value, counted, is_causal)
     if isinstance(scale, str):
-        seen = masks.number_seen(counted, is_causal, query.shape[-2], n, query.device)
+        seen = seen_by(query, key, attn_mask, weight, is_causal)
         query, scale = scale_queries(query, scale, seen, alpha, covariance), None
     out = call(
         query, key, value, attn_mask, is_causal=is_causal, scale=scale, alpha=alpha, covariance=covariance, **options
     )
     return out.to(torch.promote_types(torch.promote_types(dtype, key.dtype), value.dtype))
+
+
+def seen_by(
+    query: Tensor, key: Tensor, attn_mask: Tensor | None, weight: Tensor | None, is_causal: bool
+) -> int | Tensor:
+    """How many points each query sees: a number, or (..., M or 1, 1)."""
+    m, n = query.shape[-2], key.shape[-2]
+    return masks.number_seen(masks.count(attn_mask, weight, is_causal, n, key.dtype), is_causal, m, n, query.device)
 
 
 def unit_vectors(key: Tensor, origin: bool = False) -> Tensor:

@@ -192,7 +192,7 @@ class SigmaIntention(Head):
         embed_value: nn.Module | None = None,
     ) -> None:
         super().__init__(embed_query, embed_key, embed_value)
-        check_scale(scale)
+        check_scale(scale, softmax=True)
         self.intercept, self.covariance, self.scale = intercept, covariance, scale
         hold_alpha(self, alpha, covariance)
 
@@ -243,8 +243,9 @@ class Intention(Head):
         covariance: "ridge", "convex", "within" or a callable.
         kernel: a name, a `kernels.Kernel` (its parameters are registered) or a callable.
         constraints: a `LinearConstraint` or several; gradients flow through the constraints that are active.
-        scale: multiplies the map. None is 1; "variance" gives its entries a variance near 1 at the start (see
-            docs/nn.md); "attention" is alpha / sqrt(d), with which a large alpha is linear attention.
+        scale: multiplies the map. None is 1; "variance" gives its entries a variance near 1 at the start, "output" the
+            output that of the values (see docs/nn.md); "attention" is alpha / sqrt(d), with which a large alpha is
+            linear attention.
         embed_query, embed_key, embed_value: modules; None is the identity.
         embed_w: module that acts on w (..., d, k); with an intercept (..., d + 1, k), the last row is the constant.
     """
@@ -264,7 +265,7 @@ class Intention(Head):
         embed_w: nn.Module | None = None,
     ) -> None:
         super().__init__(embed_query, embed_key, embed_value)
-        check_scale(scale)
+        check_scale(scale, softmax=False)
         self.intercept, self.covariance, self.scale = intercept, covariance, scale
         hold_alpha(self, alpha, covariance)
         self.kernel = None if kernel is None else as_kernel(kernel)

@@ -11,9 +11,11 @@ from torch import Tensor, nn
 
 from intention import checks
 from intention import functional as F
+from intention.nn.call import seen_by
 from intention.nn.embed import mlp
 from intention.nn.heads import NeuralProcess
 from intention.nn.multihead import Multihead, MultiheadIntention
+from intention.nn.scaling import scale_queries
 
 
 class MultiheadAttention(Multihead):
@@ -42,8 +44,8 @@ class MultiheadLinearAttention(Multihead):
     """(Q K') V in the place of attention.
 
     Args:
-        scale: multiplies the map; None is 1 / sqrt(d), which gives its entries a variance near 1 at the start. The
-            paper prints its block with 1.
+        scale: multiplies the map. None is 1 / sqrt(d N) with N the number of points that a query sees, which gives the
+            output the variance of the values at the start. The paper prints its block with 1.
     """
 
     def __init__(self, *args: Any, scale: float | None = None, **kwargs: Any) -> None:
@@ -54,8 +56,9 @@ class MultiheadLinearAttention(Multihead):
     def mix(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout_p: float, is_causal: bool
     ) -> Tensor:
-        scale = self.head_dim**-0.5 if self.scale is None else self.scale
-        return F.linear_attention(query, key, value, mask, dropout_p, is_causal, scale=scale)
+        if self.scale is None:
+            query = scale_queries(query, "linear", seen_by(query, key, mask, None, is_causal), 1.0, "ridge")
+        return F.linear_attention(query, key, value, mask, dropout_p, is_causal, scale=self.scale).to(value.dtype)
 
 
 class MultiheadNeuralProcess(Multihead):

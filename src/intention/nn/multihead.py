@@ -166,9 +166,10 @@ class MultiheadIntention(Multihead):
             covariance's default. A state_dict without them (one of nn.MultiheadAttention) leaves them as they are; with
             a fixed alpha the state_dict is that of nn.MultiheadAttention.
         covariance: "convex", "ridge" or a callable.
-        scale: "variance" gives the map entries of variance near 1 at the start, for the number of points that each
-            query sees; "attention" is alpha / sqrt(d), with which a large alpha is attention (softmax) or linear
-            attention; a number; None is 1.
+        scale: for the number of points that each query sees, "variance" gives the map entries of variance near 1 at the
+            start, "output" gives the output the variance of the values, and "auto" is the first of them with a
+            softmax and the second without. "attention" is alpha / sqrt(d), with which a large alpha is attention
+            (softmax) or linear attention. Or a number; None is 1.
     """
 
     def __init__(
@@ -188,13 +189,15 @@ class MultiheadIntention(Multihead):
         softmax: bool = False,
         alpha: Alpha = None,
         covariance: Covariance = "convex",
-        scale: Scale = "variance",
+        scale: Scale = "auto",
     ) -> None:
         super().__init__(
             embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype
         )
         checks.mixer_covariance(covariance)
-        check_scale(scale)
+        if scale == "auto":
+            scale = "variance" if softmax else "output"
+        check_scale(scale, softmax)
         if alpha is None:
             alpha = LearnableAlpha(None, (num_heads,), covariance, device, dtype)
         if isinstance(alpha, Tensor):

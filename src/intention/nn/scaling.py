@@ -9,6 +9,11 @@ and infinite between, where it is alpha that bounds it: with alpha = 1 it is 1 /
 is one over the root of the smallest of the three; measured with alpha = 1, an entry then has a variance between 0.5 and
 1.0 at every N for d >= 16 (docs/nn.md). (1 - lambda) K'K + lambda I is 1 - lambda times a ridge, so the convex
 covariance is multiplied by 1 - lambda.
+
+Such scores are for a softmax. Without one the N entries of a row are summed over the values, and the output has N times
+their variance: `output_scale` divides by sqrt(N) more. Where N > d it is at most 1: least squares predicts values of
+their own size where keys tell about them, and should not return more. The third name, "attention", is alpha / sqrt(d):
+alpha Sigma^-1 -> I as alpha grows.
 """
 
 from __future__ import annotations
@@ -21,15 +26,17 @@ from torch import Tensor
 from intention import checks
 from intention.covariance import Covariance
 
-SCALES = ("variance", "attention")
+SCALES = ("variance", "output", "attention")
 Scale = float | str | None
 
 
-def check_scale(scale: object) -> None:
-    if isinstance(scale, str):
-        checks.choice("scale", scale, SCALES)
-    else:
+def check_scale(scale: object, softmax: bool) -> None:
+    if not isinstance(scale, str):
         checks.scale(scale)
+        return
+    checks.choice("scale", scale, SCALES)
+    if scale == "output" and softmax:
+        raise ValueError("scale='output' is for sums over values, and a softmax averages them; use scale='variance'")
 
 
 def variance_scale(n: int | Tensor, d: int) -> float | Tensor:
@@ -41,11 +48,24 @@ def variance_scale(n: int | Tensor, d: int) -> float | Tensor:
     tensor([53., 16.])
     """
     if isinstance(n, Tensor):
-        n = n.to(torch.get_default_dtype())
+        n = n if n.is_floating_point() else n.to(torch.get_default_dtype())
         closed = torch.where(n > d, n * (n - d - 1) / d, d - n - 1)
         return torch.maximum(closed, 2 * n.clamp(1, d).sqrt()).sqrt()
     closed = n * (n - d - 1) / d if n > d else d - n - 1
     return math.sqrt(max(closed, 2 * math.sqrt(min(max(n, 1), d))))
+
+
+def output_scale(n: int | Tensor, d: int) -> float | Tensor:
+    """The factor that gives the output of an Intention the variance of the values, and not more than least squares has.
+
+    >>> [round(output_scale(n, 64), 2) for n in (1, 10, 64, 100, 1000)]
+    [7.87, 2.3, 0.5, 0.74, 1.0]
+    """
+    if isinstance(n, Tensor):
+        factor = variance_scale(n, d) / n.clamp_min(1).sqrt()
+        return torch.where(n > d, factor.clamp_max(1.0), factor)
+    factor = float(variance_scale(n, d)) / math.sqrt(max(n, 1))
+    return min(factor, 1.0) if n > d else factor
 
 
 def scale_queries(query: Tensor, scale: str, n: int | Tensor, alpha: float | Tensor, covariance: Covariance) -> Tensor:
@@ -53,12 +73,15 @@ def scale_queries(query: Tensor, scale: str, n: int | Tensor, alpha: float | Ten
 
     `n` (..., M or 1, 1) or a number; alpha broadcasts to the leading dimensions.
     """
-    d = query.shape[-1]
+    d, dtype = query.shape[-1], torch.float64 if query.dtype == torch.float64 else torch.float32
+    n = n.to(dtype) if isinstance(n, Tensor) else n
     size = alpha[..., None, None] if isinstance(alpha, Tensor) else alpha
     if scale == "attention":
-        factor = size * d**-0.5  # as alpha grows, alpha Sigma^-1 -> I
+        factor = size * d**-0.5
+    elif scale == "linear":  # entries of Q K' have variance d, and N of them are summed
+        factor = (d * max(n, 1)) ** -0.5 if isinstance(n, int) else (d * n.clamp_min(1)).rsqrt()
     else:
-        factor = variance_scale(n, d)
+        factor = variance_scale(n, d) if scale == "variance" else output_scale(n, d)
         if covariance == "convex":
             factor = (1 - size) * factor
     wide = query.float() if query.dtype == torch.float16 else query  # a scale can be beyond float16

@@ -1,0 +1,1 @@
+"""Intention inside other libraries: one module per library, each needs its own extra."""
