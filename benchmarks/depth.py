@@ -103,7 +103,7 @@ def training(model: str, scale: str, layers: int, n: int, norm_first: bool, seed
 
 
 def plan() -> list[dict[str, Any]]:
-    """Every run, the quick ones first."""
+    """Every run; what one seed tells first."""
     runs = []
     both = [("Informer", "default"), ("SigmaInformer", "default"), ("Transformer", "default")]
     scales = [("Informer", "variance"), ("Informer", "none"), ("SigmaInformer", "none")]
@@ -112,18 +112,17 @@ def plan() -> list[dict[str, Any]]:
         for n in (8, 32, 128, 512):
             for model, scale in both + scales + others:
                 runs.append(("activations", model, scale, 12, n, norm_first, 0))
-    for seed in range(3):
-        for model, scale in both + scales + others:
-            runs.append(("training", model, scale, 12, 32, False, seed))
-        for layers in (1, 4, 6):
-            for model, scale in (("Informer", "none"), ("SigmaInformer", "none")):
-                runs.append(("training", model, scale, layers, 32, False, seed))
-    for seed in range(2):
-        for layers in (18, 24, 36):
-            for model, scale in [*both, ("Informer", "none"), ("SigmaInformer", "none")]:
-                runs.append(("training", model, scale, layers, 32, False, seed))
-        for model, scale in both + scales[:2]:
-            runs.append(("training", model, scale, 12, 128, False, seed))
+    unscaled = [("Informer", "none"), ("SigmaInformer", "none")]
+    for layers in (1, 4, 6, 24, 36):
+        deep = [("Informer", "default"), ("Transformer", "default")] if layers > 12 else []
+        runs += [("training", model, scale, layers, 32, False, 0) for model, scale in unscaled + deep]
+    runs += [("training", model, scale, 12, 32, False, 0) for model, scale in both + scales + others]
+    runs += [("training", model, scale, 12, 128, False, 0) for model, scale in both + scales[:2]]
+    for seed in (1, 2):
+        runs += [("training", model, scale, 12, 32, False, seed) for model, scale in both + scales]
+        runs += [
+            ("training", model, scale, layers, 32, False, seed) for layers in (1, 4, 6) for model, scale in unscaled
+        ]
     names = ("kind", "model", "scale", "layers", "n", "norm_first", "seed")
     return [dict(zip(names, run, strict=True)) for run in runs]
 

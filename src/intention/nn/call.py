@@ -24,12 +24,13 @@ def solve(
     scale: Scale,
     covariance: Covariance,
     is_causal: bool = False,
+    read: Tensor | None = None,
     **options: Any,
 ) -> Tensor:
-    """`call` is F.intention or F.sigma_intention."""
+    """`call` is F.intention or F.sigma_intention; `read` are the values for an alpha that reads them, if others."""
     dtype, weight = query.dtype, options.get("weight")
     counted = masks.count(attn_mask, weight, is_causal, key.shape[-2], key.dtype)
-    alpha = alpha_of_call(alpha, covariance, key, value, counted, is_causal)
+    alpha = alpha_of_call(alpha, covariance, key, value if read is None else read, counted, is_causal)
     if isinstance(scale, str):
         seen = seen_by(query, key, attn_mask, weight, is_causal)
         query, scale = scale_queries(query, scale, seen, alpha, covariance), None
@@ -63,8 +64,9 @@ def need_shared(attn_mask: Tensor | None, is_causal: bool) -> None:
         )
 
 
-def mean_per_query(x: Tensor, mask: Tensor | None, m: int) -> Tensor:
-    """(..., M, f): for each query the mean of the rows it sees; `mask` None means causal."""
+def mean_per_query(x: Tensor, mask: Tensor | None, weight: Tensor | None, m: int) -> Tensor:
+    """(..., M, f): for each query the mean of the rows it sees, each as much as it counts; no mask means causal."""
     taken = masks.as_weight(masks.causal(m, x.shape[-2], x.device) if mask is None else mask, x.dtype)
+    taken = taken if weight is None else taken * weight.unsqueeze(-2)
     total = taken.sum(-1, keepdim=True)
     return (taken / torch.where(total > 0, total, 1.0)) @ x

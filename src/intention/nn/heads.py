@@ -160,10 +160,11 @@ class NeuralProcess(Head):
         counted = masks.count(attn_mask, None, is_causal, key.shape[-2], key.dtype)
         seen = counted.seen()
         pairs = self.embed_pair(torch.cat([masks.fill(key, seen), masks.fill(value, seen)], -1))  # (..., N, p)
+        weight = counted.total(pairs.dtype)
         if is_causal or counted.per_query is not None:
-            context = mean_per_query(pairs, counted.per_query, query.shape[-2])  # (..., M, p)
+            context = mean_per_query(pairs, counted.per_query, weight, query.shape[-2])  # (..., M, p)
         else:
-            context = mean_of_points(pairs, counted.total(pairs.dtype)).unsqueeze(-2)  # (..., 1, p)
+            context = mean_of_points(pairs, weight).unsqueeze(-2)  # (..., 1, p)
         context = self.embed_context(context)
         lead = torch.broadcast_shapes(query.shape[:-1], context.shape[:-1])
         both = [x.expand(*lead, x.shape[-1]) for x in (query, context)]

@@ -35,7 +35,14 @@ class MultiheadAttention(Multihead):
         self.scale = scale
 
     def mix(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout_p: float, is_causal: bool
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        dropout_p: float,
+        is_causal: bool,
+        read: Tensor | None = None,
     ) -> Tensor:
         return F.attention(query, key, value, mask, dropout_p, is_causal, scale=self.scale)
 
@@ -54,7 +61,14 @@ class MultiheadLinearAttention(Multihead):
         self.scale = scale
 
     def mix(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout_p: float, is_causal: bool
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        dropout_p: float,
+        is_causal: bool,
+        read: Tensor | None = None,
     ) -> Tensor:
         if self.scale is None:
             query = scale_queries(query, "linear", seen_by(query, key, mask, None, is_causal), 1.0, "ridge")
@@ -85,7 +99,14 @@ class MultiheadNeuralProcess(Multihead):
         self.heads = nn.ModuleList(head() for _ in range(self.num_heads))
 
     def mix(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout_p: float, is_causal: bool
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        dropout_p: float,
+        is_causal: bool,
+        read: Tensor | None = None,
     ) -> Tensor:
         per_head = [None] * self.num_heads if mask is None else mask.expand(-1, self.num_heads, -1, -1).unbind(1)
         points = zip(query.unbind(1), key.unbind(1), value.unbind(1), per_head, strict=True)

@@ -32,9 +32,19 @@ class Multihead(nn.MultiheadAttention):
         self._qkv_same_embed_dim = False
 
     def mix(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout_p: float, is_causal: bool
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        dropout_p: float,
+        is_causal: bool,
+        read: Tensor | None = None,
     ) -> Tensor:
-        """Heads (batch, heads, points, features) to (batch, heads, M, k); `mask` as in `functional`."""
+        """Heads (batch, heads, points, features) to (batch, heads, M, k); `mask` as in `functional`.
+
+        `read`: the values, where `value` is the identity in their place, which makes the output the map.
+        """
         raise NotImplementedError
 
     def forward(
@@ -67,7 +77,7 @@ class Multihead(nn.MultiheadAttention):
         dropout_p = self.dropout if self.training else 0.0
         if need_weights and self.has_map:
             eye = torch.eye(k.shape[-2], dtype=v.dtype, device=v.device)
-            weights = self.mix(q, k, eye.expand(*k.shape[:-2], *eye.shape), mask, dropout_p, is_causal)
+            weights = self.mix(q, k, eye.expand(*k.shape[:-2], *eye.shape), mask, dropout_p, is_causal, read=v)
             mixed = weights @ v
         else:
             weights, mixed = None, self.mix(q, k, v, mask, dropout_p, is_causal)
@@ -206,7 +216,14 @@ class MultiheadIntention(Multihead):
         self.softmax, self.covariance, self.scale = softmax, covariance, scale
 
     def mix(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout_p: float, is_causal: bool
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        dropout_p: float,
+        is_causal: bool,
+        read: Tensor | None = None,
     ) -> Tensor:
         return solve(
             F.sigma_intention if self.softmax else F.intention,
@@ -219,6 +236,7 @@ class MultiheadIntention(Multihead):
             covariance=self.covariance,
             is_causal=is_causal,
             dropout_p=dropout_p,
+            read=read,
         )
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:

@@ -15,7 +15,7 @@ from torch.library import custom_op
 
 from intention.solve import inverse, transform
 from intention.solve.batch import backward_batch, solve_batch
-from intention.solve.doors import gather_batch, scatter_batch
+from intention.solve.doors import gather_batch, refuse_onnx, scatter_batch
 from intention.solve.ladder import REFINED, pack, unpack
 from intention.solve.problem import Plan, Problem
 from intention.solve.pullback import Needs
@@ -196,8 +196,12 @@ def _batched(op: Any) -> Any:
 
 
 def _register(name: str, implementation: Any, fake: Any) -> Any:
+    def shapes(*args: Any) -> Any:
+        refuse_onnx()
+        return fake(*args)
+
     op: Any = custom_op(f"intention::{name}", implementation, mutates_args=())
-    op.register_fake(fake)
+    op.register_fake(shapes)
     op.register_vmap(_batched(op))
     return op
 

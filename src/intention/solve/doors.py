@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -32,6 +33,26 @@ def no_autocast(function: F) -> F:
         return function(first, *args)
 
     return wrapped  # type: ignore[return-value]
+
+
+def compiling() -> bool:
+    """Which door a call takes."""
+    if torch.compiler.is_compiling():
+        return True
+    if torch._C._is_tracing():  # torch.onnx.export(dynamo=False) records what runs eagerly
+        refuse_onnx()
+    return False
+
+
+def refuse_onnx() -> None:
+    """Say that ONNX cannot express a fit, where its exporters would name an operator that nobody wrote down."""
+    onnx = sys.modules.get("torch.onnx")  # `import torch` does not load it
+    if onnx is not None and onnx.is_in_onnx_export():
+        raise RuntimeError(
+            "ONNX has no operator that factors a matrix (Cholesky) or solves with one, so a fit cannot be exported to "
+            "it; export the parts without a fit and run the head outside, or, where the context is fixed, fit it first "
+            "and export query @ w (w is that of return_w=True, or context.w); torch.export takes whole modules"
+        )
 
 
 def gradient_free(*tensors: Tensor | None) -> bool:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from intention import checks
-from intention.solve.doors import gather_batch, gradient_free, scatter_batch
+from intention.solve.doors import compiling, gather_batch, gradient_free, scatter_batch
 from intention.solve.factor import inverse_of_lower
 from intention.solve.ladder import PINV, PRIMAL, Report, pack, screen, warn_inaccurate
 
@@ -57,7 +57,7 @@ def inverse(
         return None if x is None else x.expand((*lead, *own)).reshape(batch, *own)
 
     args: Any = (flat(matrix, n, n), flat(weight, n), flat(alpha), flat(gain), quiet, rounding)
-    if torch.compiler.is_compiling():
+    if compiling():
         out, logdet, packed = torch.ops.intention.inverse(*args)
     elif gradient_free(*args[:4]):
         out, logdet, packed = inverse_batch(*args)

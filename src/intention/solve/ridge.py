@@ -13,7 +13,14 @@ from torch import Tensor
 
 from intention import checks
 from intention.solve.batch import backward_batch, cast_grads, shaped_like, solve_batch
-from intention.solve.doors import accept_any_arguments, gather_batch, gradient_free, no_autocast, scatter_batch
+from intention.solve.doors import (
+    accept_any_arguments,
+    compiling,
+    gather_batch,
+    gradient_free,
+    no_autocast,
+    scatter_batch,
+)
 from intention.solve.factor import mm
 from intention.solve.ladder import PINV, Report, has_float64, uneventful, warn_inaccurate
 from intention.solve.problem import Plan, Problem
@@ -30,7 +37,7 @@ def ridge(problem: Problem, plan: Plan, solver: str, trusted: bool) -> tuple[Ten
 
     `trusted`: alpha is a checked number and there are no weights, so values need no check.
     """
-    if torch.compiler.is_compiling():
+    if compiling():
         out, _, _, packed = torch.ops.intention.ridge(*problem, *plan, solver, trusted)
     elif gradient_free(*problem):
         out, _, packed = solve_batch(problem, plan, solver, trusted)

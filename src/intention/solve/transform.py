@@ -14,6 +14,7 @@ from torch import Tensor
 
 from intention.solve.doors import (
     accept_any_arguments,
+    compiling,
     gather_batch,
     gradient_free,
     no_autocast,
@@ -30,7 +31,7 @@ from intention.solve.rows import Points, transform_rows
 def transform(points: Points, solver: str, trusted: bool) -> tuple[Tensor, Tensor]:
     """X = rows Sigma^-1 and a packed report. `solver` is "auto", "cholesky", "qr", "pinv" or "float64"."""
     inverse = wants_inverse(points.key.shape[-1], points.rows.shape[-2])
-    if torch.compiler.is_compiling():
+    if compiling():
         out, _, packed = torch.ops.intention.transform(*points, solver, inverse, trusted, None, None)
     elif gradient_free(*points):
         out, _, packed = transform_rows(*points, solver, inverse, trusted, None, None)

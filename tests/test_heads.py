@@ -1,0 +1,367 @@
+"""Heads: embeddings, the kinds of alpha, scales, masks, w."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import intention
+from intention import functional as F
+from intention.nn import (
+    Attention,
+    ContextAlpha,
+    Intention,
+    LearnableAlpha,
+    LinearAttention,
+    NeuralProcess,
+    SigmaIntention,
+    mlp,
+)
+from intention.nn.scaling import output_scale, variance_scale
+
+N, M, D, K, B = 11, 7, 3, 5, 2
+
+
+def points(dtype=torch.float64, n=N, d=D):
+    gen = torch.Generator().manual_seed(0)
+
+    def randn(*shape):
+        return torch.randn(*shape, generator=gen, dtype=torch.float64).to(dtype)
+
+    return randn(B, M, d), randn(B, n, d), randn(B, n, K)
+
+
+def off(a, b):
+    return ((a - b).abs().max() / b.abs().max()).item()
+
+
+# --- the computations -------------------------------------------------------------------------------------------------
+
+
+def test_identity_embeddings_give_least_squares():
+    """The module contains f_ls: Q (K'K + alpha I)^-1 K'V."""
+    query, key, value = points()
+    want = query @ torch.linalg.solve(key.mT @ key + 0.3 * torch.eye(D, dtype=key.dtype), key.mT @ value)
+    assert off(Intention(0.3)(query, key, value), want) < 1e-12
+    embedded = Intention(0.3, embed_query=nn.Identity(), embed_key=nn.Identity(), embed_value=nn.Identity())
+    assert torch.equal(embedded(query, key, value), Intention(0.3)(query, key, value))
+
+
+@pytest.mark.parametrize(
+    ("head", "call"),
+    [
+        (lambda **e: Intention(0.3, **e), lambda *x: F.intention(*x, alpha=0.3)),
+        (lambda **e: SigmaIntention(0.3, **e), lambda *x: F.sigma_intention(*x, alpha=0.3)),
+        (lambda **e: Attention(**e), F.attention),
+        (lambda **e: LinearAttention(**e), F.linear_attention),
+    ],
+    ids=["intention", "sigma", "attention", "linear"],
+)
+def test_each_head_embeds_and_calls(head, call):
+    query, key, value = points()
+    embed = {
+        f"embed_{name}": nn.Linear(i, o).double() for name, i, o in (("query", D, 13), ("key", D, 13), ("value", K, 2))
+    }
+    out = head(**embed)(query, key, value)
+    want = call(embed["embed_query"](query), embed["embed_key"](key), embed["embed_value"](value))
+    assert torch.equal(out, want)
+    out.sum().backward()
+    assert all(p.grad.abs().sum() > 0 for e in embed.values() for p in e.parameters() if p.dim() == 2)
+
+
+def test_tied_embeddings_are_one_module():
+    embed = mlp(D, 13, 13)
+    head = Intention(0.3, embed_query=embed, embed_key=embed)
+    assert len(list(head.parameters())) == 4
+    assert head.embed_query is head.embed_key
+
+
+def test_neural_process_is_the_formula():
+    query, key, value = points()
+    pair, out = mlp(D + K, 13, 17).double(), mlp(D + 17, 13, 2).double()
+    head = NeuralProcess(embed_pair=pair, embed_output=out)
+    context = pair(torch.cat([key, value], -1)).mean(-2, keepdim=True).expand(B, M, 17)
+    assert off(head(query, key, value), out(torch.cat([query, context], -1))) < 1e-12
+    # the context embedding of the paper's block acts on the mean
+    after = NeuralProcess(embed_context=pair, embed_output=out)
+    context = pair(torch.cat([key, value], -1).mean(-2, keepdim=True)).expand(B, M, 17)
+    assert off(after(query, key, value), out(torch.cat([query, context], -1))) < 1e-12
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_neural_process_sees_what_the_mask_shows(causal):
+    query, key, value = points()
+    head = NeuralProcess(embed_output=mlp(D + D + K, 13, 2).double())
+    keep = torch.arange(N) < 4
+    if causal:
+        out = head(query, key, value, is_causal=True)
+        rows = [head(query[:, t : t + 1], key[:, : t + 1], value[:, : t + 1]) for t in range(M)]
+        assert off(out, torch.cat(rows, 1)) < 1e-12
+    else:
+        out = head(query, key.masked_fill(~keep[:, None], torch.nan), value, keep.view(1, 1, N))
+        assert off(out, head(query, key[:, :4], value[:, :4])) < 1e-12
+        rows = keep.expand(B, M, N).clone()
+        rows[:, 3] = False
+        out = head(query, key, value, rows)
+        assert off(out[:, :3], head(query, key[:, :4], value[:, :4])[:, :3]) < 1e-12
+        assert torch.isfinite(out).all()
+
+
+# --- w ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("intercept", [False, True])
+@pytest.mark.parametrize("n", [2, N])
+def test_w_is_the_map_that_was_fitted(intercept, n):
+    query, key, value = points(n=n, d=4)
+    out, w = Intention(0.3, intercept=intercept)(query, key, value, return_w=True)
+    context = intention.fit(key, value, 0.3, intercept=intercept)
+    assert off(w[:, :4], context.w) < 1e-10
+    assert off(out, context(query)) < 1e-10
+    if intercept:
+        assert off(w[:, 4:], context(torch.zeros(B, 1, 4, dtype=torch.float64))) < 1e-10
+
+
+def test_w_follows_the_scale_and_its_embedding():
+    query, key, value = points()
+    embed = nn.Linear(K, 2).double()
+    for head, plain in (
+        (Intention(0.3, embed_w=embed, scale="variance"), Intention(0.3, scale="variance")),
+        (LinearAttention(embed_w=embed, scale=0.1), LinearAttention(scale=0.1)),
+    ):
+        out, w = head(query, key, value, return_w=True)
+        assert off(w, embed(plain(query, key, value, return_w=True)[1])) < 1e-12
+        assert off(out, query @ w) < 1e-12
+        assert torch.equal(head(query, key, value), out)
+        assert off(plain(query, key, value, return_w=True)[0], plain(query, key, value)) < 1e-10
+
+
+def test_one_w_needs_one_fit():
+    query, key, value = points()
+    per_query = torch.ones(M, N, dtype=torch.bool)
+    for head in (Intention(embed_w=nn.Identity()), LinearAttention(embed_w=nn.Identity())):
+        with pytest.raises(ValueError, match="need one fit for all queries"):
+            head(query, key, value, per_query)
+        with pytest.raises(ValueError, match="is_causal=True"):
+            head(query, key, value, is_causal=True)
+    with pytest.raises(ValueError, match="need one fit"):
+        Intention(kernel="gaussian")(query, key, value, per_query)
+
+
+# --- alpha ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("covariance", ["ridge", "convex"])
+def test_a_learnable_alpha_starts_where_told_and_stays_positive(covariance):
+    query, key, value = points(torch.float32)
+    alpha = LearnableAlpha(0.25, covariance=covariance)
+    head = Intention(alpha, covariance=covariance)
+    assert off(head(query, key, value), F.intention(query, key, value, alpha=0.25, covariance=covariance)) < 1e-6
+    optimiser = torch.optim.SGD(head.parameters(), 1e3)
+    head(query, key, value).square().sum().backward()
+    assert alpha.theta.grad != 0
+    for sign in (1, -1, -1):
+        alpha.theta.grad = torch.tensor(sign * 0.015)
+        optimiser.step()
+        assert 0 < alpha().item() < (1 if covariance == "convex" else math.inf)
+        assert torch.isfinite(head(query, key, value)).all()
+
+
+def test_the_two_parametrisations_agree():
+    """(1 - sigmoid(theta)) K'K + sigmoid(theta) I is a multiple of K'K + exp(theta) I."""
+    query, key, value = points()
+    ridge, convex = LearnableAlpha(0.7), LearnableAlpha(covariance="convex")
+    with torch.no_grad():
+        ridge.theta.copy_(torch.tensor(-0.4))
+        convex.theta.copy_(torch.tensor(-0.4))
+    a = Intention(ridge)(query, key, value)
+    b = Intention(convex, covariance="convex")(query, key, value) * (1 - convex())
+    assert off(a, b) < 1e-6
+
+
+def test_alpha_per_head_and_its_gradient():
+    query, key, value = (x.unsqueeze(1).expand(B, 4, *x.shape[1:]) for x in points())
+    alpha = LearnableAlpha(torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64), dtype=torch.float64)
+    out = Intention(alpha)(query, key, value)
+    for head in range(4):
+        assert off(out[:, head], F.intention(*(x[:, head] for x in (query, key, value)), alpha=0.1 * (head + 1))) < 1e-9
+    out.square().sum().backward()
+    assert (alpha.theta.grad != 0).all()
+
+
+def test_an_alpha_from_the_context_is_learnt_and_ignores_masked_points():
+    query, key, value = points(torch.float32)
+    alpha = ContextAlpha(D, K, start=0.3)
+    head = Intention(alpha)
+    assert off(head(query, key, value), F.intention(query, key, value, alpha=0.3)) < 1e-6
+    nn.init.normal_(alpha.answer[-1].weight)
+    keep = torch.arange(N) < torch.tensor([N, 4]).view(B, 1, 1)
+    holes = key.masked_fill(~keep.mT, torch.nan)
+    out = head(query, holes, value.masked_fill(~keep.mT, torch.nan), keep)
+    assert off(out[1], head(query[1], key[1, :4], value[1, :4])) < 1e-5
+    assert alpha(key, value)[0] != alpha(key, value)[1]
+    out.sum().backward()
+    assert all(torch.isfinite(p.grad).all() and p.grad.abs().sum() > 0 for p in alpha.parameters())
+
+
+def test_an_alpha_from_the_context_must_not_see_the_future():
+    query, key, value = points(torch.float32)
+    head = Intention(ContextAlpha(D, K))
+    with pytest.raises(ValueError, match="sees all points"):
+        head(query, key, value, is_causal=True)
+    with pytest.raises(ValueError, match="sees all points"):
+        head(query, key, value, torch.ones(M, N, dtype=torch.bool))
+
+
+def test_bad_alphas_are_named():
+    with pytest.raises(TypeError, match="LearnableAlpha"):
+        Intention(nn.Parameter(torch.tensor(0.3)))
+    with pytest.raises(ValueError, match=r"covariance='convex'"):
+        Intention(LearnableAlpha(0.3), covariance="convex")
+    with pytest.raises(ValueError, match=r"inside \(0, 1\)"):
+        LearnableAlpha(1.0, covariance="convex")
+    with pytest.raises(ValueError, match=r"inside \(0, inf\)"):
+        LearnableAlpha(0.0)
+    with pytest.raises(ValueError, match="alpha must be finite"):
+        Intention(-1.0)
+    with pytest.raises(ValueError, match=r"in \[0, 1\]"):
+        SigmaIntention(1.5, covariance="convex")
+
+
+def test_a_module_of_the_users_own_gives_alpha():
+    class Trace(nn.Module):
+        def forward(self, key, value, weight):
+            return key.square().sum((-2, -1)) / 10
+
+    query, key, value = points()
+    want = F.intention(query, key, value, alpha=key.square().sum((-2, -1)) / 10)
+    assert torch.equal(Intention(Trace())(query, key, value), want)
+
+
+# --- scale ------------------------------------------------------------------------------------------------------------
+
+
+def test_variance_scale_is_the_closed_form_where_it_holds():
+    for n, d in ((10, 64), (1, 16), (100, 1000)):
+        assert variance_scale(n, d) == pytest.approx(math.sqrt(d - n - 1))
+    for n, d in ((1000, 64), (100, 16), (64, 4)):
+        assert variance_scale(n, d) == pytest.approx(math.sqrt(n * (n - d - 1) / d))
+    sizes = torch.tensor([0, 1, 10, 62, 63, 64, 65, 66, 100, 1000])
+    for scale in (variance_scale, output_scale):
+        each = torch.tensor([scale(n, 64) for n in sizes.tolist()])
+        assert torch.allclose(scale(sizes, 64), each)
+
+
+@pytest.mark.parametrize("d", [16, 64])
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9, 1.0, 1.05, 1.3, 2.0, 8.0])
+@pytest.mark.parametrize("covariance", ["ridge", "convex"])
+def test_the_map_starts_with_unit_variance(d, share, covariance):
+    """With the closed forms alone it would be 0.06 at N = d + 2, and 0 between."""
+    torch.manual_seed(0)
+    n = max(1, round(share * d))
+    query, key = torch.randn(64, 50, d), torch.randn(64, n, d)
+    head = Intention(covariance=covariance, scale="variance")
+    variance = head(query, key, torch.eye(n).expand(64, n, n)).var().item()
+    assert 0.45 < variance < 1.1
+
+
+@pytest.mark.parametrize("n", [4, 16, 40])
+def test_the_output_starts_with_the_variance_of_the_values_or_less(n):
+    torch.manual_seed(0)
+    query, key, value = torch.randn(64, 50, 16), torch.randn(64, n, 16), 3 * torch.randn(64, n, 5)
+    variance = Intention(scale="output")(query, key, value).var().item() / 9
+    assert (0.4 if n < 40 else 0.2) < variance < 1.1
+    exact = key @ torch.randn(16, 5)  # what the keys tell is returned in its own size
+    assert Intention(1e-6, scale="output")(query, key, exact).var() < 1.2 * exact.var() * max(1, 16 / n)
+
+
+def test_scale_counts_the_points_that_a_query_sees():
+    query, key, value = points()
+    for head in (
+        Intention(0.3, scale="variance"),
+        SigmaIntention(0.3, scale="variance"),
+        Intention(0.3, scale="output"),
+    ):
+        keep = torch.arange(N) < torch.tensor([N, 5]).view(B, 1, 1)
+        out = head(query, key, value, keep)
+        for i, n in enumerate((N, 5)):
+            assert off(out[i], head(query[i], key[i, :n], value[i, :n])) < 1e-9
+        weight = keep[:, 0].double()
+        assert off(head(query, key, value, weight=weight), out) < 1e-9
+        logs = torch.where(keep, 0.0, -torch.inf).double()
+        assert off(head(query, key, value, logs), out) < 1e-9
+        rows = torch.ones(B, M, N, dtype=torch.bool).tril()
+        each = [head(query[:, t : t + 1], key[:, : t + 1], value[:, : t + 1]) for t in range(M)]
+        assert off(head(query, key, value, rows), torch.cat(each, 1)) < 1e-9
+        assert off(head(query, key, value, is_causal=True), torch.cat(each, 1)) < 1e-9
+        hidden = key.clone()
+        hidden[1, 5:] = torch.nan
+        causal = head(query, hidden, value, keep, is_causal=True)
+        assert off(causal[1], head(query[1], key[1, :5], value[1, :5], is_causal=True)) < 1e-9
+
+
+def test_more_causal_queries_than_keys():
+    query, key, value = points(n=4)
+    head = Intention(0.3, scale="variance")
+    out = head(query, key, value, is_causal=True)
+    assert off(out[:, 3:], head(query[:, 3:], key, value)) < 1e-9
+
+
+@pytest.mark.parametrize("covariance", ["ridge", "convex"])
+def test_a_large_alpha_with_scale_attention_is_attention(covariance):
+    query, key, value = points()
+    alpha = 1e7 if covariance == "ridge" else 1.0
+    sigma = SigmaIntention(alpha, covariance=covariance, scale="attention")
+    assert off(sigma(query, key, value), F.attention(query, key, value)) < 1e-5
+    linear = Intention(alpha, covariance=covariance, scale="attention")
+    assert off(linear(query, key, value), F.linear_attention(query, key, value, scale=D**-0.5)) < 1e-5
+
+
+def test_scales_that_cannot_be_are_refused():
+    with pytest.raises(ValueError, match="one of 'variance', 'output', 'attention'"):
+        Intention(scale="varience")
+    with pytest.raises(ValueError, match="a softmax averages"):
+        SigmaIntention(scale="output")
+    for options in ({"kernel": "gaussian"}, {"intercept": True}):
+        with pytest.raises(ValueError, match="use scale=None"):
+            Intention(scale="variance", **options)
+    with pytest.raises(ValueError, match="embed_w acts on w"):
+        Intention(kernel="gaussian", embed_w=nn.Identity())
+    with pytest.raises(TypeError, match="scale must be a number"):
+        Intention(scale=[1.0])
+
+
+def test_float16_queries_survive_a_large_scale():
+    query, key, value = points(torch.float32, n=300)
+    head = Intention(scale="variance")
+    half = head(100 * query.half(), key.half(), value.half())  # 100 * 3 * 170 is beyond 65504
+    want = head(100 * query, key, value)
+    assert half.dtype == torch.float16
+    assert torch.isfinite(half).all() == (want.abs().max() < 6e4)
+    assert off(half.float(), want) < 2e-2
+
+
+# --- masks and fits ---------------------------------------------------------------------------------------------------
+
+
+def test_a_kernel_head_takes_masks_and_embeddings():
+    query, key, value = points()
+    keep = torch.arange(N) < torch.tensor([N, 5]).view(B, 1, 1)
+    embed = nn.Linear(D, 4).double()
+    head = Intention(0.3, kernel="gaussian", embed_query=embed, embed_key=embed)
+    out = head(query, key, value, keep)
+    assert off(out[1], head(query[1], key[1, :5], value[1, :5])) < 1e-9
+    assert off(head.fit(key, value)(embed(query)), head(query, key, value)) < 1e-12
+
+
+@pytest.mark.parametrize("head", [Intention(0.3), SigmaIntention(0.3), Attention(), LinearAttention()])
+def test_a_fully_masked_context_gives_zero_and_no_nan(head):
+    query, key, value = (x.requires_grad_() for x in points())
+    keep = torch.zeros(B, 1, N, dtype=torch.bool)
+    keep[0] = True
+    out = head(query, key, value, keep)
+    assert (out[1] == 0).all()
+    assert (out[0] != 0).any()
+    out.sum().backward()
+    assert all(torch.isfinite(x.grad).all() for x in (query, key, value))
