@@ -32,6 +32,7 @@ docs: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python benchmarks/ops.py
 	$(BIN)/python benchmarks/context.py
+	$(BIN)/python benchmarks/modules.py
 
 fuzz: $(STAMP)
 	$(BIN)/python tests/fuzzing.py --count 5000

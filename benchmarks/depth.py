@@ -40,7 +40,7 @@ CONFIG: dict[str, Any] = {
 
 
 def build(model: str, scale: str, layers: int, norm_first: bool) -> nn.Module:
-    options = {} if scale == "default" else {"scale": None if scale == "none" else scale}
+    options: dict[str, Any] = {} if scale == "default" else {"scale": None if scale == "none" else scale}
     return MODELS[model](
         CONFIG["width"],
         CONFIG["heads"],
@@ -143,7 +143,7 @@ def main() -> None:
         row |= {"config": CONFIG, "version": intention.__version__, "torch": torch.__version__}
         with RESULTS.open("a") as file:
             file.write(json.dumps(row) + "\n")
-        shown = row.get("loss", row.get("layer_variance"))
+        shown = row["loss"] if "loss" in row else row["layer_variance"]
         print(*run.values(), " ".join(f"{x:.3g}" for x in shown[:: max(1, len(shown) // 5)]), flush=True)
 
 

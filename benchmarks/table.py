@@ -115,6 +115,70 @@ def leave_one_out(result: dict[str, Any]) -> str:
     return markdown(["(batch, N, d)", "dtype", "fit ms", *(f"{way} / fit" for way in ways)], body)
 
 
+STACKS = [  # model, scale, how the pages call it
+    ("Transformer", "default", "Transformer"),
+    ("SigmaInformer", "default", "σInformer"),
+    ("SigmaInformer", "none", "σInformer, unscaled"),
+    ("Informer", "default", "Informer"),
+    ("Informer", "variance", 'Informer, scale="variance"'),
+    ("Informer", "none", "Informer, unscaled"),
+    ("LinTransformer", "default", "LinTransformer"),
+    ("NPFormer", "default", "NPFormer"),
+]
+
+
+def depth_rows(result: list[dict[str, Any]], kind: str, **wanted: Any) -> list[dict[str, Any]]:
+    return [row for row in result if row["kind"] == kind and all(row[k] == v for k, v in wanted.items())]
+
+
+def activations(result: list[dict[str, Any]]) -> str:
+    """The largest ratio to the Transformer over the layers, of what a layer gives; each N, each norm."""
+    body = []
+    for norm_first in (False, True):
+        for n in sorted({row["n"] for row in depth_rows(result, "activations")}):
+            rows = {
+                (row["model"], row["scale"]): row["layer_variance"]
+                for row in depth_rows(result, "activations", n=n, norm_first=norm_first)
+            }
+            base = rows["Transformer", "default"]
+            cells = []
+            for model, scale, _ in STACKS[1:]:
+                worst = max((a / b for a, b in zip(rows[model, scale], base, strict=True)), key=lambda r: max(r, 1 / r))
+                cells.append(f"{worst:,.0f}" if worst >= 100 else f"{worst:.2f}")
+            body.append(["pre" if norm_first else "post", str(n), f"{base[-1]:.2f}", *cells])
+    return markdown(["norm", "N", "Transformer, layer 12", *(name for *_, name in STACKS[1:])], body)
+
+
+def training(result: list[dict[str, Any]]) -> str:
+    """Mean loss of the first and the last 10 steps, its range over seeds, and the size of the gradient at the end."""
+    body = []
+    for model, scale, name in STACKS:
+        sizes = sorted({(r["n"], r["layers"]) for r in depth_rows(result, "training", model=model, scale=scale)})
+        for n, layers in sizes:
+            rows = depth_rows(result, "training", model=model, scale=scale, layers=layers, n=n)
+            last = [row["loss"][-1] for row in rows]
+            spread = f" ({min(last):.2f}–{max(last):.2f})" if len(last) > 1 else ""
+            first = sum(row["loss"][0] for row in rows) / len(rows)
+            gradient = sum(row["gradient"][1] for row in rows) / len(rows)
+            verdict = "yes" if max(last) < 0.5 else "no" if min(last) >= 0.5 else "some seeds"
+            verdict = verdict if all(row["finite"] for row in rows) else "not finite"
+            reached = f"{sum(last) / len(last):.2f}{spread}"
+            body.append([name, str(layers), str(n), f"{first:.2f}", reached, f"{gradient:.1f}", verdict])
+    head = ["stack", "layers", "N", "loss, steps 1–10", "steps 191–200 (range over 3 seeds)", "gradient", "mixes"]
+    return markdown(head, body)
+
+
+def modules(result: dict[str, Any]) -> str:
+    """Seconds of a layer over those of nn.TransformerEncoderLayer."""
+    names = ["attention", "sigma_intention", "intention"]
+    body = []
+    for row in result["layers"]:
+        times = row["seconds"]
+        cells = [f"{times[name] / times['torch']:.2f}" for name in names]
+        body.append([str(tuple(row["shape"])), row["pass"], f"{times['torch'] * 1e3:.2f}", *cells])
+    return markdown(["(batch, N, width, heads)", "pass", "nn.TransformerEncoderLayer ms", *names], body)
+
+
 def fill(path: Path, name: str, text: str) -> None:
     """Replace what stands between the markers `name`."""
     old = path.read_text(encoding="utf-8")
@@ -141,6 +205,12 @@ def main() -> None:
     result = json.loads((ROOT / "benchmarks" / "results" / "context.json").read_text())
     fill(ROOT / "docs" / "context.md", "updates", updates(result))
     fill(ROOT / "docs" / "context.md", "leave one out", leave_one_out(result))
+    lines = (ROOT / "benchmarks" / "results" / "depth.jsonl").read_text().splitlines()
+    depth = [json.loads(line) for line in lines]
+    fill(ROOT / "docs" / "nn.md", "activations", activations(depth))
+    fill(ROOT / "docs" / "nn.md", "training", training(depth))
+    result = json.loads((ROOT / "benchmarks" / "results" / "modules.json").read_text())
+    fill(ROOT / "docs" / "nn.md", "layers", modules(result))
 
 
 if __name__ == "__main__":

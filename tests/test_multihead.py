@@ -263,6 +263,18 @@ def test_the_future_does_not_leak(mixer, padded):
     assert torch.allclose(outs[1], outs[3], atol=1e-10)
 
 
+@pytest.mark.parametrize("softmax", [False, True])
+def test_the_lowest_number_in_a_mask_is_minus_infinity(softmax):
+    mixer = MultiheadIntention(E, H, batch_first=True, softmax=softmax, dtype=torch.float64)
+    x = randn(B, L, E)
+    hidden = torch.arange(L) >= torch.tensor([2, 0])[:, None]
+    for lowest in (torch.finfo(torch.float64).min, torch.finfo(torch.float32).min, -torch.inf):
+        mask = torch.zeros(B, L, dtype=torch.float32 if lowest == torch.finfo(torch.float32).min else torch.float64)
+        out = mixer(x, x, x, key_padding_mask=mask.masked_fill(hidden, lowest))
+        for got, want in zip(out, mixer(x, x, x, key_padding_mask=hidden), strict=True):
+            assert torch.allclose(got, want, atol=1e-12)
+
+
 def test_dropout_is_on_in_training_only():
     for softmax in (False, True):
         mixer = MultiheadIntention(E, H, dropout=0.5, batch_first=True, softmax=softmax)

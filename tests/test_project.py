@@ -79,13 +79,18 @@ def test_commands_of_the_readme_are_targets():
         ("docs/speed.md", "profile", 16),
         ("docs/context.md", "updates", 17),
         ("docs/context.md", "leave one out", 12),
+        ("docs/nn.md", "layers", 8),
+        ("docs/nn.md", "activations", 8),
+        ("docs/nn.md", "training", 23),
     ],
 )
 def test_the_tables_are_filled_from_the_benchmark(page, name, rows):
     """`make bench`, then `python benchmarks/table.py`; the JSON and the pages are committed together."""
     block = re.search(rf"<!-- {name} -->\n(.*?)<!-- end -->", (ROOT / page).read_text(), re.DOTALL)[1].strip()
-    file = "context" if page == "docs/context.md" else "ops"
-    table, result = load("table"), json.loads((ROOT / "benchmarks" / "results" / f"{file}.json").read_text())
+    file = {"docs/context.md": "context", "docs/nn.md": "modules"}.get(page, "ops")
+    table, results = load("table"), ROOT / "benchmarks" / "results"
+    result = json.loads((results / f"{file}.json").read_text())
+    depth = [json.loads(line) for line in (results / "depth.jsonl").read_text().splitlines()]
     made = {
         "speed": table.short,
         "one thread": lambda r: table.full(r, 1),
@@ -95,6 +100,9 @@ def test_the_tables_are_filled_from_the_benchmark(page, name, rows):
         "profile": table.profile,
         "updates": table.updates,
         "leave one out": table.leave_one_out,
+        "layers": table.modules,
+        "activations": lambda _: table.activations(depth),
+        "training": lambda _: table.training(depth),
     }[name](result)
     assert block == made
     assert len(block.splitlines()) == rows + 2

@@ -66,7 +66,7 @@ def fitted_points(key: object, value: object) -> None:
 def leading(**shapes: tuple[int, ...]) -> tuple[int, ...]:
     """The broadcast of leading dimensions."""
     first, *rest = shapes.values()
-    if all(s == first for s in rest):
+    if all(len(s) == len(first) and s == first for s in rest):  # == alone compares batches with heads
         return tuple(first)  # torch.broadcast_shapes takes 30 us
     try:
         return tuple(torch.broadcast_shapes(*shapes.values()))

@@ -29,7 +29,7 @@ from intention.solve.stats import EPS, Stats
 
 __all__ = ["fit", "intention"]
 
-CHUNK = 1 << 20  # numbers of a chunk of keys or values in float64: what summing needs beside the points
+CHUNK = 1 << 20  # numbers of keys or values that are made float64 at a time
 TEXT = 512  # bytes in which a rank says what it was called with, sent only when ranks differ
 
 
@@ -252,7 +252,7 @@ def _moments(key: Tensor, value: Tensor, weight: Tensor | None) -> Moments:
     lead = checks.leading(key=key.shape[:-2], weight=own)
     whole = checks.leading(key=lead, value=value.shape[:-2])
     d, k = key.shape[-1], value.shape[-1]
-    rows = max(1024, CHUNK // max(math.prod(whole) * max(d, k), 1))
+    rows = max(4 * d, CHUNK // max(math.prod(whole) * max(d, k), 1))  # fewer than d, and adding costs more than K'K
     splits = key.split(rows, -2), value.split(rows, -2)
     weights = [None] * len(splits[0]) if weight is None else weight.split(rows, -1)
     chunks = list(zip(*splits, weights, strict=True))

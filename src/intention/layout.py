@@ -86,7 +86,7 @@ def flatten(inputs: Inputs, fold: bool = True) -> tuple[Inputs, Restore]:
 
 
 def _flat(x: Tensor, lead: tuple[int, ...], trailing: int, batch: int) -> Tensor:
-    rest = x.shape[x.dim() - trailing :]
-    if x.shape[: x.dim() - trailing] != lead:
+    own, rest = x.shape[: x.dim() - trailing], x.shape[x.dim() - trailing :]
+    if len(own) != len(lead) or own != lead:
         x = x.expand(*lead, *rest)
     return x.reshape(batch, *rest)

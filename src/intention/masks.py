@@ -91,9 +91,9 @@ def causal(m: int, n: int, device: torch.device, start: int = 0) -> Tensor:
 
 def number_seen(counted: Counted, is_causal: bool, m: int, n: int, device: torch.device) -> int | Tensor:
     """How many points count for a query: a number, or (..., M or 1, 1)."""
-    there = counted.keep if counted.weight is None else counted.weight > 0
-    if counted.keep is not None and counted.weight is not None:
-        there = there & counted.keep
+    there = counted.keep
+    if counted.weight is not None:
+        there = counted.weight > 0 if there is None else there & (counted.weight > 0)
     if counted.per_query is not None:
         mask = counted.per_query
         seen = mask if mask.dtype == torch.bool else mask > -torch.inf

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -35,7 +35,7 @@ def per_query(
     width = max(d, base.value.shape[-1])
     step = max(1, CHUNK // (batch * max(n, d) * width))
     outs, reports = [], []
-    for start in range(0, m, step):
+    for start in _starts(m, step):
         rows = min(step, m - start)
         seen = n if mask is not None else min(start + rows, n)
         if mask is None:
@@ -66,7 +66,7 @@ def linear_per_query(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | N
     batch = math.prod(torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2]))
     step = max(1, CHUNK // max(1, batch * n))
     outs = []
-    for start in range(0, m, step):
+    for start in _starts(m, step):
         size = min(step, m - start)
         rows = query.narrow(-2, start, size)
         if mask is None:
@@ -75,3 +75,8 @@ def linear_per_query(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | N
             counts = masks.as_weight(mask.narrow(-2, start, size), query.dtype)
         outs.append(((rows @ key.mT) * counts) @ value)
     return torch.cat(outs, -2) if outs else query @ (key.mT @ value)
+
+
+def _starts(m: int, step: int) -> Iterable[int]:
+    """Where chunks of M queries start. Most calls are one chunk, and to count those would fix M in a compiled graph."""
+    return (0,) if m <= step else range(0, m, step)

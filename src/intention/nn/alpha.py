@@ -43,15 +43,17 @@ class LearnableAlpha(nn.Module):
         super().__init__()
         self.convex = covariance == "convex"
         theta = _theta(start, covariance)
-        if not isinstance(start, Tensor):
-            theta = theta.expand(shape)
-        self.theta = nn.Parameter(theta.to(device=device, dtype=dtype or torch.get_default_dtype(), copy=True))
+        self.shape = tuple(theta.shape) if isinstance(start, Tensor) else shape
+        size = self.shape or (1,)  # FSDP does not shard scalars
+        self.theta = nn.Parameter(torch.empty(size, device=device, dtype=dtype))
+        with torch.no_grad():
+            self.theta.copy_(theta.expand(size))
 
     def forward(self) -> Tensor:
-        return _positive(self.theta, self.convex)
+        return _positive(self.theta, self.convex).reshape(self.shape)
 
     def extra_repr(self) -> str:
-        return f"shape={tuple(self.theta.shape)}, covariance={'convex' if self.convex else 'ridge'!r}"
+        return f"shape={self.shape}, covariance={'convex' if self.convex else 'ridge'!r}"
 
 
 class ContextAlpha(nn.Module):

@@ -102,10 +102,11 @@ class Multihead(nn.MultiheadAttention):
             q, k, v = TF.linear(query, w_q, b_q), TF.linear(key, w_k, b_k), TF.linear(value, w_v, b_v)
         if self.bias_k is not None and self.bias_v is not None:
             k, v = (
-                torch.cat([x, b.to(x.dtype).expand(len(x), 1, -1)], 1) for x, b in ((k, self.bias_k), (v, self.bias_v))
+                torch.cat([x, b.to(x.dtype).expand(x.shape[0], 1, -1)], 1)
+                for x, b in ((k, self.bias_k), (v, self.bias_v))
             )
         if self.add_zero_attn:
-            k, v = (torch.cat([x, x.new_zeros(len(x), 1, x.shape[-1])], 1) for x in (k, v))
+            k, v = (torch.cat([x, x.new_zeros(x.shape[0], 1, x.shape[-1])], 1) for x in (k, v))
         return q, k, v
 
     def _mask(
@@ -126,7 +127,7 @@ class Multihead(nn.MultiheadAttention):
         else:
             attn_mask = None
         if padding is not None:
-            padding = _taken(padding, query.dtype).reshape(len(query), 1, 1, key.shape[1])
+            padding = _taken(padding, query.dtype).reshape(query.shape[0], 1, 1, key.shape[1])
         mask = _both(attn_mask, padding)
         if mask is not None and extra:
             mask = TF.pad(mask, (0, extra), value=mask.dtype == torch.bool)
@@ -255,7 +256,10 @@ class MultiheadIntention(Multihead):
 
 def _taken(mask: Tensor, dtype: torch.dtype) -> Tensor:
     """From nn.MultiheadAttention's masks (True = ignore) to those of `functional` (True = take part)."""
-    return ~mask if mask.dtype == torch.bool else mask.to(dtype)
+    if mask.dtype == torch.bool:
+        return ~mask
+    # the lowest number is a usual way to say -inf, and a point that counts exp(-3e38) should not count in N
+    return mask.masked_fill(mask <= torch.finfo(mask.dtype).min, -torch.inf).to(dtype)
 
 
 def _both(a: Tensor | None, b: Tensor | None) -> Tensor | None:

@@ -74,7 +74,10 @@ def scale_queries(query: Tensor, scale: str, n: int | Tensor, alpha: float | Ten
     `n` (..., M or 1, 1) or a number; alpha broadcasts to the leading dimensions.
     """
     d, dtype = query.shape[-1], torch.float64 if query.dtype == torch.float64 else torch.float32
-    n = n.to(dtype) if isinstance(n, Tensor) else n
+    if isinstance(n, Tensor):
+        n = n.to(dtype)
+    elif torch.compiler.is_compiling():  # n may stand for any number, and math would make it the one at hand
+        n = torch.full((), n, dtype=dtype, device=query.device)
     size = alpha[..., None, None] if isinstance(alpha, Tensor) else alpha
     if scale == "attention":
         factor = size * d**-0.5
