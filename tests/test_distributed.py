@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import nn
 
 import intention
-from intention import distributed
+from intention import distributed, moments
 from intention import functional as F
 from intention.solve.stats import Stats
 
@@ -219,10 +219,10 @@ def check_what_is_sent():
 
 def check_chunks():
     sizes = [2500 + 100 * rank for rank in range(dist.get_world_size())]
-    before, distributed.CHUNK = distributed.CHUNK, 1
+    before, moments.CHUNK = moments.CHUNK, 1
     compare(sizes, lead=(1, 3), weighted=True, intercept=True)
     compare(sizes, lead=(1, 3))
-    distributed.CHUNK = before
+    moments.CHUNK = before
 
 
 def check_second_derivatives():

@@ -225,7 +225,7 @@ def probability(p: float) -> None:
 def alpha_number(alpha: float, upper: float = math.inf) -> None:
     """alpha given as a number."""
     number("alpha", alpha, " (nor a torch.Tensor); use torch.as_tensor(alpha) for one per head")
-    if not 0 <= alpha <= upper or math.isinf(alpha):
+    if not 0 <= alpha <= upper or alpha == math.inf:  # torch.compile(dynamic=True) has no math.isinf
         raise ValueError(alpha_message(alpha, upper))
 
 
