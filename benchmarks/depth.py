@@ -113,8 +113,8 @@ def plan() -> list[dict[str, Any]]:
             for model, scale in both + scales + others:
                 runs.append(("activations", model, scale, 12, n, norm_first, 0))
     unscaled = [("Informer", "none"), ("SigmaInformer", "none")]
-    for layers in (1, 4, 6, 24, 36):
-        deep = [("Informer", "default"), ("Transformer", "default")] if layers > 12 else []
+    for layers in (1, 4, 6, 24, 18, 9):
+        deep = [("Informer", "default"), ("Transformer", "default")] if layers == 24 else []
         runs += [("training", model, scale, layers, 32, False, 0) for model, scale in unscaled + deep]
     runs += [("training", model, scale, 12, 32, False, 0) for model, scale in both + scales + others]
     runs += [("training", model, scale, 12, 128, False, 0) for model, scale in both + scales[:2]]

@@ -7,6 +7,7 @@ import warnings
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 from intention.nn import (
     Informer,
@@ -418,12 +419,101 @@ def test_conversion_tells_what_it_did_and_what_it_could_not():
     assert set(swapped.skipped) == {"fancy", "own", "done", "hooked", "normed"}
     text = str(swapped)
     assert text.startswith("2 replaced, 5 left alone")
-    for part in ("subclass", "own forward computes attention", "already", "hooks", "parametrised"):
+    for part in ("subclass", "own forward computes attention", "already", "hooks", "parametrisation"):
         assert part in text
     alone = swap_attention(nn.MultiheadAttention(E, H))
     assert isinstance(alone.model, MultiheadIntention)
     assert alone.changed == ("",)
     assert "(the model itself)" in str(alone)
+
+
+def test_what_is_pruned_normed_or_adapted_is_left_alone():
+    """Its weight is made by a hook, so a new module would have a random one."""
+    x = torch.randn(B, L, E)
+    made = []
+    for change in (
+        lambda m: prune.l1_unstructured(m.out_proj, "weight", 0.3),
+        lambda m: prune.l1_unstructured(m, "in_proj_weight", 0.3),
+        lambda m: torch.nn.utils.parametrizations.spectral_norm(m.out_proj),
+        lambda m: m.out_proj.register_forward_hook(lambda *_: None),
+        lambda m: m.register_buffer("extra", torch.zeros(1)),
+        lambda m: m.out_proj.register_parameter("bias", None),
+    ):
+        attention = nn.MultiheadAttention(E, H, batch_first=True)
+        change(attention)
+        made.append(attention)
+    model = nn.ModuleList(made)
+    before = [m(x, x, x)[0] for m in made[:1]]
+    swapped = swap_attention(model, "sigma_intention")
+    assert swapped.changed == ()
+    assert len(swapped.skipped) == 6
+    assert torch.equal(model[0](x, x, x)[0], before[0])
+
+
+def test_a_mixer_of_the_users_own_keeps_torch_off_its_fast_path():
+    class Mine(nn.MultiheadAttention):
+        def forward(self, *args, **kwargs):
+            raise Called
+
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(E, H, 17, batch_first=True), 2).eval()
+    swap_attention(model, Mine)
+    with torch.no_grad(), pytest.raises(Called):
+        model(torch.randn(B, L, E))
+    with pytest.raises(TypeError, match="lacks in_proj_bias"):
+        swap_attention(nn.MultiheadAttention(E, H), lambda *a, **k: nn.Linear(1, 1))
+    with pytest.raises(TypeError, match="a MultiheadIntention that exists already"):
+        swap_attention(nn.MultiheadAttention(E, H), MultiheadIntention(E, H))
+
+
+def test_conversion_is_all_or_nothing():
+    model = nn.Sequential(nn.MultiheadAttention(E, 3), nn.MultiheadAttention(E, 4))
+    with pytest.raises(ValueError, match="one per head"):
+        swap_attention(model, "intention", alpha=torch.full((3,), 0.2))
+    assert all(type(m) is nn.MultiheadAttention for m in model)
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(E, H, batch_first=True), 1)
+    for bad in ({"alfa": 1.0}, {"scale": "big"}):
+        with pytest.raises((TypeError, ValueError)):
+            swap_attention(encoder, "intention", **bad)
+    assert encoder.use_nested_tensor
+    encoder.layers[0].self_attn.register_forward_hook(lambda *_: None)
+    swap_attention(encoder)
+    assert encoder.use_nested_tensor  # nothing was replaced
+
+
+def test_conversion_finds_attention_inside_what_is_called_attention():
+    class SelfAttention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.MultiheadAttention(E, H, add_zero_attn=True)
+
+    class AttentionBlock(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.self_attention = SelfAttention()
+
+    model = AttentionBlock()
+    swapped = swap_attention(model)
+    assert swapped.changed == ("self_attention.inner",)
+    assert swapped.skipped == {}
+    assert model.self_attention.inner.add_zero_attn
+
+
+def test_options_of_the_stacks_arrive():
+    model = Informer(E, H, 2, 17, 0.3, norm_first=True, layer_norm_eps=1e-3, bias=False, embed_input=True)
+    assert all(layer.self_attn.dropout == 0.3 for layer in model.layers)
+    assert all(layer.embed_input is not None for layer in model.layers)
+    assert model.norm.eps == 1e-3
+    assert model.norm.bias is None
+    assert Informer(E, H, 2).norm is None
+    assert Informer(E, H, 2, final_norm=True).norm is not None
+    assert Informer(E, H, 2, norm_first=True, final_norm=False).norm is None
+    given = torch.zeros(L, L, dtype=torch.bool)
+    given[:, 2] = True
+    stack = Informer(E, H, 1, 17, 0.0, batch_first=True)
+    x = torch.randn(B, L, E)
+    assert not torch.allclose(stack(x, given), stack(x, is_causal=True))
+    with pytest.raises(TypeError, match="that exists already"):
+        InformerDecoderLayer(E, H, mixer=MultiheadIntention(E, H))
 
 
 def test_conversion_keeps_what_was_frozen_and_where_it_is():

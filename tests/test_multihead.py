@@ -310,6 +310,103 @@ def test_a_shared_mask_costs_one_fit(monkeypatch):
             mixer(x, x, x, attn_mask=torch.zeros(L, L, dtype=torch.bool))
 
 
+def test_masks_of_two_kinds_together():
+    """A bool mask of rows beside a float one of padding, and the other way round."""
+    mixer = MultiheadIntention(E, H, batch_first=True, dtype=torch.float64)
+    x = randn(B, L, E)
+    rows, padding = torch.ones(L, L, dtype=torch.bool).triu(1), torch.arange(L) >= torch.tensor([L, 3])[:, None]
+    want = mixer(x, x, x, attn_mask=rows, key_padding_mask=padding)[0]
+    for a, p in ((rows, floats(padding)), (floats(rows), padding), (floats(rows), floats(padding))):
+        assert torch.allclose(mixer(x, x, x, attn_mask=a, key_padding_mask=p)[0], want, atol=1e-10)
+
+
+def floats(mask):
+    return torch.where(mask, -torch.inf, 0.0).double()
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_what_padding_holds_does_not_matter(name):
+    """NaN in padded keys and values; weights asked for or not."""
+    mixer = MIXERS[name](E, H, batch_first=True, dtype=torch.float64)
+    x, padding = randn(B, L, E), torch.arange(L) >= torch.tensor([L, 3])[:, None]
+    holes = x.masked_fill(padding[..., None], torch.nan)
+    for need_weights in (False, True):
+        got = mixer(x, holes, holes, key_padding_mask=padding, need_weights=need_weights)[0]
+        want = mixer(x, x, x, key_padding_mask=padding, need_weights=need_weights)[0]
+        assert torch.allclose(got, want, atol=1e-12)
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_hint_stands_for_the_mask_where_it_does_in_torch(need_weights, padded):
+    """A causal mask with log-weights in it, and the hint: torch drops the mask only without padding and weights."""
+    theirs = nn.MultiheadAttention(E, H, batch_first=True, dtype=torch.float64)
+    ours = MultiheadIntention.from_attention(theirs, **AS_ATTENTION)
+    x = randn(B, L, E)
+    slope = torch.arange(L, dtype=torch.float64)
+    bias = -(slope[:, None] - slope).abs().masked_fill(torch.ones(L, L, dtype=torch.bool).triu(1), torch.inf)
+    options = {"attn_mask": bias, "is_causal": True, "need_weights": need_weights}
+    if padded:
+        options["key_padding_mask"] = floats(torch.arange(L) >= torch.tensor([L, 3])[:, None])
+    assert off(ours(x, x, x, **options)[0], theirs(x, x, x, **options)[0]) < 1e-9
+
+
+def test_a_covariance_of_the_users_own_sees_the_values():
+    """Whether weights are asked for or not."""
+
+    def covariance(key, value, weight):
+        return key.mT @ key * (1 + value.square().mean((-2, -1), keepdim=True))
+
+    mixer = MultiheadIntention(E, H, batch_first=True, covariance=covariance, alpha=0.3, dtype=torch.float64)
+    x = randn(B, L, E)
+    assert off(mixer(x, x, x)[0], mixer(x, x, x, need_weights=False)[0]) < 1e-9
+
+
+def test_an_expanded_mask_costs_one_fit(monkeypatch):
+    mixer, x = MultiheadIntention(E, H, batch_first=True), torch.randn(B, L, E)
+    hidden = torch.arange(L) == 1
+    want = mixer(x, x, x, key_padding_mask=hidden.expand(B, L))[0]
+    monkeypatch.setattr(F, "per_query", None)
+    assert torch.allclose(mixer(x, x, x, attn_mask=hidden.expand(L, L))[0], want, atol=1e-6)
+    assert torch.allclose(mixer(x, x, x, attn_mask=hidden.expand(B * H, L, L))[0], want, atol=1e-6)
+
+
+@pytest.mark.parametrize("mixer", MIXERS.values(), ids=MIXERS)
+def test_dropout_keeps_the_mean(mixer):
+    """Half of the points, or of the map's entries, count twice."""
+    torch.manual_seed(0)
+    layer = mixer(E, H, dropout=0.5, batch_first=True, bias=False)
+    plain = mixer(E, H, dropout=0.0, batch_first=True, bias=False)
+    plain.load_state_dict(layer.state_dict())
+    x = torch.randn(1, 64, E).expand(400, 64, E)
+    out, want = layer(x, x, x, need_weights=False)[0], plain(x, x, x, need_weights=False)[0]
+    assert out.std(0).mean() > 0.02 * want.std()  # it is on
+    if not isinstance(layer, MultiheadNeuralProcess | MultiheadIntention):  # which are not linear in it
+        assert off(out.mean(0), want[0]) < 0.2
+
+
+def test_options_of_the_other_mixers_arrive():
+    x = randn(B, L, E)
+    for mixer, call in ((MultiheadAttention, F.attention), (MultiheadLinearAttention, F.linear_attention)):
+        layer = mixer(E, H, batch_first=True, scale=0.7, dtype=torch.float64)
+        parts = torch.nn.functional.linear(x, layer.in_proj_weight).chunk(3, -1)
+        q, k, v = (t.unflatten(-1, (H, -1)).transpose(1, 2) for t in parts)
+        want = layer.out_proj(call(q, k, v, scale=0.7).transpose(1, 2).flatten(-2))
+        assert off(layer(x, x, x)[0], want) < 1e-10
+    assert MultiheadNeuralProcess(E, H, hidden=5).heads[0].embed_context[0][0].out_features == 5
+
+
+def test_one_projection_serves_self_intention(monkeypatch):
+    """query is key is value: one matrix product, batch first or not."""
+    linear, calls = torch.nn.functional.linear, []
+    monkeypatch.setattr(torch.nn.functional, "linear", lambda *a: calls.append(a[1].shape) or linear(*a))
+    x = torch.randn(B, L, E)
+    for batch_first in (False, True):
+        calls.clear()
+        MultiheadIntention(E, H, batch_first=batch_first)(x, x, x)
+        assert (3 * E, E) in calls
+
+
 # --- state ------------------------------------------------------------------------------------------------------------
 
 
@@ -365,6 +462,27 @@ def test_from_attention_copies():
         MultiheadIntention.from_attention(nn.Linear(2, 2))
 
 
+def test_from_attention_of_a_neural_process_keeps_what_is_there():
+    theirs = nn.MultiheadAttention(E, H)
+    ours = MultiheadNeuralProcess.from_attention(theirs)
+    assert torch.equal(ours.in_proj_weight, theirs.in_proj_weight)
+
+
+def test_a_module_made_on_meta_gets_its_alpha_with_torchs_weights():
+    theirs = nn.MultiheadAttention(E, H)
+    ours = MultiheadIntention(E, H, device="meta", alpha=LearnableAlpha(0.2, (H,), "convex"))
+    assert ours.alpha.theta.is_meta  # it goes where the module is told to
+    ours.load_state_dict(theirs.state_dict(), assign=True)
+    assert torch.allclose(ours.alpha(), torch.full((H,), 0.2))
+    x = torch.randn(L, B, E)
+    assert torch.isfinite(ours(x, x, x)[0]).all()
+    ours.alpha.theta.data.fill_(9.0)
+    ours._reset_parameters()
+    assert torch.allclose(ours.alpha(), torch.full((H,), 0.2))
+    fixed = MultiheadIntention(E, H, dtype=torch.float64, alpha=torch.tensor([0.1, 0.2, 0.3]))
+    assert fixed.alpha.dtype == torch.float64
+
+
 def test_parameters_can_be_reset_and_made_elsewhere():
     mixer = MultiheadIntention(E, H)
     before = mixer.in_proj_weight.clone()
@@ -398,7 +516,11 @@ def test_bad_calls_are_named():
     with pytest.raises(ValueError, match="enable_nested_tensor=False"):
         mixer(*[torch.nested.nested_tensor([x[0], x[1, :3]], layout=torch.jagged)] * 3)
     with pytest.raises(ValueError, match=r"shape \(3,\), one per head, got \(2,\)"):
-        MultiheadIntention(E, H, alpha=torch.ones(2))
+        MultiheadIntention(E, H, alpha=0.5 * torch.ones(2))
+    with pytest.raises(ValueError, match=r"shape \(3,\), one per head, got \(2,\)"):
+        MultiheadIntention(E, H, alpha=LearnableAlpha(0.2, (2,), "convex"))
+    with pytest.raises(ValueError, match=r"\(batch, keys\) = \(2, 5\), got \(5,\)"):
+        mixer(x, x, x, key_padding_mask=torch.zeros(L, dtype=torch.bool))
     with pytest.raises(ValueError, match="one-hot"):
         MultiheadIntention(E, H, covariance="within")
     with pytest.raises(TypeError, match="alfa"):

@@ -83,7 +83,6 @@ def convex(start=None, shape=()):
 
 SOLVING_HEADS = {
     "fixed": lambda: Intention(0.5),
-    "default": lambda: Intention(),
     "tensor": lambda: Intention(torch.tensor([0.5]), covariance="convex", scale="output"),
     "learnable, tied embeddings": lambda: tied(alpha=LearnableAlpha(0.3)),
     "context": lambda: Intention(ContextAlpha(D, K, 7), embed_value=nn.Linear(K, K)),
@@ -105,10 +104,10 @@ SOLVING_LAYERS = {
     "MultiheadIntention, context": lambda: Mixer(
         MultiheadIntention(WIDTH, HEADS, alpha=ContextAlpha(4, 4, 7, covariance="convex"), **FIRST)
     ),
-    "InformerLayer": lambda: InformerLayer(WIDTH, HEADS, 13, 0.0, norm_first=True, embed_input=True, **FIRST),
+    "InformerLayer": lambda: InformerLayer(WIDTH, HEADS, 13, 0.0, **FIRST),
     "InformerDecoderLayer": Decoder,
     "Informer": lambda: Informer(WIDTH, HEADS, 2, 13, 0.0, **FIRST),
-    "SigmaInformer": lambda: SigmaInformer(WIDTH, HEADS, 1, 13, 0.0, **FIRST),
+    "SigmaInformer": lambda: SigmaInformer(WIDTH, HEADS, 1, 13, 0.0, norm_first=True, embed_input=True, **FIRST),
     "swapped": swapped,
 }
 OTHER_LAYERS = {
@@ -133,6 +132,12 @@ def inputs(name, batch=2, points=11, masked=True, dtype=torch.float32):
     padding = torch.arange(points) >= torch.arange(points, points - batch, -1)[:, None]  # True = ignore
     tokens = torch.randn(batch, points, WIDTH, dtype=dtype)
     return (tokens, None, padding) if masked else (tokens,)
+
+
+def dynamic_sizes(name, args):
+    """Which dimensions of these arguments are batches and points: {dimension: DYNAMIC} of each."""
+    mask = 2 if name in HEAD else 1
+    return tuple(None if x is None else {0: DYNAMIC, (mask if x.dtype == torch.bool else 1): DYNAMIC} for x in args)
 
 
 def gradients(module, out, upstream):
@@ -160,19 +165,13 @@ def compiled(module, **options):
     return torch.compile(module, fullgraph=True, **options)
 
 
-# mixers are in the stacks; what is left out differs from its neighbours by what does not matter here
+# the others are inside these, or differ from a neighbour by what a graph does not show
 COMPILED = [
     "tensor",
-    "learnable, tied embeddings",
     "context",
     "intercept, embed_w",
-    "sigma",
     "sigma, learnable, scaled",
-    "attention",
-    "linear attention",
     "neural process",
-    "MultiheadIntention",
-    "InformerLayer",
     "InformerDecoderLayer",
     "SigmaInformer",
     "Transformer",
@@ -186,21 +185,24 @@ COMPILED = [
 def test_one_graph_serves_every_length_and_equals_eager(name):
     """Forward and backward, with padding; 3 items for 3 heads, so that batch and heads cannot be mistaken."""
     module = EVERY[name]()
-    fast = compiled(module, backend="aot_eager", dynamic=True)
+    fast = compiled(module, backend="aot_eager")
     for batch, points in ((2, 11), (3, 13)):
         args = inputs(name, batch, points)
+        for x, sizes in zip(args, dynamic_sizes(name, args), strict=True):
+            if x is not None:
+                torch._dynamo.mark_dynamic(x, list(sizes))  # an error where one of them is fixed
         got, want = fast(*args), module(*args)
         torch.testing.assert_close(got, want)
         same_gradients(module, got, want)
     assert graphs() == 1
 
 
-@pytest.mark.parametrize("name", ["fixed", "sigma, learnable, scaled"])
-def test_one_graph_serves_every_length_without_masks(name):
-    module = EVERY[name]()
+def test_numbers_may_be_dynamic_too():
+    """dynamic=True also makes symbols of the numbers that a module holds, such as alpha."""
+    module = Intention(0.5)
     fast = compiled(module, backend="aot_eager", dynamic=True)
     for batch, points in ((2, 11), (3, 13)):
-        args = inputs(name, batch, points, masked=False)
+        args = inputs("fixed", batch, points, masked=False)
         torch.testing.assert_close(fast(*args), module(*args))
     assert graphs() == 1
 
@@ -220,11 +222,7 @@ def test_inductor_equals_eager():
 
 
 def exported(name, module, args, **options):
-    if name in HEAD:
-        sizes = ({0: DYNAMIC, 1: DYNAMIC},) * 3 + ({0: DYNAMIC, 2: DYNAMIC},) * (len(args) == 4)
-    else:
-        sizes = tuple(None if x is None else {0: DYNAMIC, 1: DYNAMIC} for x in args)
-    return torch.export.export(module, args, dynamic_shapes=sizes, **options)
+    return torch.export.export(module, args, dynamic_shapes=dynamic_sizes(name, args), **options)
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -254,8 +252,8 @@ def test_an_exported_causal_stack_serves_other_lengths(kind):
     torch.testing.assert_close(program(tokens, **causal), module(tokens, **causal))
 
 
-@pytest.mark.parametrize("name", ["context", "sigma"])
-def test_an_exported_program_can_be_saved_and_loaded(name):
+def test_an_exported_program_can_be_saved_and_loaded():
+    name = "sigma, context"
     module = EVERY[name]().eval()
     file = io.BytesIO()
     torch.export.save(exported(name, module, inputs(name)), file)
@@ -282,7 +280,7 @@ def exporting_to_onnx(monkeypatch):
     monkeypatch.setattr(torch.onnx, "is_in_onnx_export", lambda: True)
 
 
-@pytest.mark.parametrize("name", SOLVING_HEADS | SOLVING_LAYERS)
+@pytest.mark.parametrize("name", ["fixed", "sigma, context", "MultiheadIntention", "SigmaInformer", "swapped"])
 def test_onnx_is_refused_with_a_reason_and_a_remedy(exporting_to_onnx, name):
     with pytest.raises(RuntimeError, match=f"{REFUSAL}.*export query @ w"):
         torch.export.export(EVERY[name](), inputs(name))
@@ -315,7 +313,7 @@ def test_onnx_is_refused_by_the_exporter_that_traces(name, training):
             torch.onnx.export(EVERY[name](), inputs(name, masked=False), io.BytesIO(), dynamo=False)
 
 
-@pytest.mark.parametrize("name", OTHER_HEADS | OTHER_LAYERS)
+@pytest.mark.parametrize("name", ["attention", "LinTransformer", "MultiheadNeuralProcess"])
 def test_modules_without_a_fit_are_not_refused(exporting_to_onnx, name):
     module, args = EVERY[name](), inputs(name)
     torch.testing.assert_close(torch.export.export(module, args).module()(*args), module(*args))
@@ -370,7 +368,7 @@ def test_modules_of_every_dtype(name, dtype):
         assert g.isfinite().all()
     exact = copy.deepcopy(module).double()
     want = exact(*(x.double() if x is not None and x.is_floating_point() else x for x in args))
-    tolerance = {torch.bfloat16: 0.03, torch.float16: 0.004, torch.float64: 1e-12}[dtype]
+    tolerance = {torch.bfloat16: 0.02, torch.float16: 0.002, torch.float64: 1e-12}[dtype]
     assert (got.double() - want).norm() < tolerance * want.norm()
 
 

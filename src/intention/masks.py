@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -90,13 +91,12 @@ def causal(m: int, n: int, device: torch.device, start: int = 0) -> Tensor:
 
 
 def number_seen(counted: Counted, is_causal: bool, m: int, n: int, device: torch.device) -> int | Tensor:
-    """How many points count for a query: a number, or (..., M or 1, 1)."""
-    there = counted.keep
+    """How many points count for a query, with a weight above 0: a number, or (..., M or 1, 1)."""
+    there = counted.keep if counted.log is None else _above_zero(counted.log)
     if counted.weight is not None:
         there = counted.weight > 0 if there is None else there & (counted.weight > 0)
     if counted.per_query is not None:
-        mask = counted.per_query
-        seen = mask if mask.dtype == torch.bool else mask > -torch.inf
+        seen = _above_zero(counted.per_query)
         return (seen if there is None else seen & there.unsqueeze(-2)).sum(-1, keepdim=True)
     if not is_causal:
         return n if there is None else there.sum(-1, keepdim=True).unsqueeze(-1)
@@ -124,6 +124,11 @@ def score_mask(counted: Counted, is_causal: bool, m: int, n: int, device: torch.
         return mask, is_causal
     triangle = causal(m, n, device)
     return (mask & triangle, False) if mask.dtype == torch.bool else (torch.where(triangle, mask, -torch.inf), False)
+
+
+def _above_zero(mask: Tensor) -> Tensor:
+    """Where exp(mask) is not 0: masks say "not there" by -inf, by the lowest number, or by -1e9."""
+    return mask if mask.dtype == torch.bool else mask > math.log(torch.finfo(mask.dtype).tiny)
 
 
 def _log(weight: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from intention import checks, masks
-from intention.covariance import Covariance, default_alpha, largest_alpha
+from intention.covariance import Covariance, default_alpha, gain_of, largest_alpha
 from intention.masks import Counted
 from intention.nn.embed import mlp
 
@@ -44,10 +44,14 @@ class LearnableAlpha(nn.Module):
         self.convex = covariance == "convex"
         theta = _theta(start, covariance)
         self.shape = tuple(theta.shape) if isinstance(start, Tensor) else shape
-        size = self.shape or (1,)  # FSDP does not shard scalars
-        self.theta = nn.Parameter(torch.empty(size, device=device, dtype=dtype))
+        self.start = theta.expand(self.shape or (1,)).tolist()  # FSDP does not shard scalars
+        self.theta = nn.Parameter(torch.empty(self.shape or (1,), device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Back to the start value."""
         with torch.no_grad():
-            self.theta.copy_(theta.expand(size))
+            self.theta.copy_(torch.tensor(self.start, dtype=torch.float64))
 
     def forward(self) -> Tensor:
         return _positive(self.theta, self.convex).reshape(self.shape)
@@ -95,16 +99,18 @@ class ContextAlpha(nn.Module):
         lead = torch.broadcast_shapes(key.shape[:-2], value.shape[:-2])
         pairs = torch.cat([key.expand(*lead, *key.shape[-2:]), value.expand(*lead, *value.shape[-2:])], -1)
         read = self.read(pairs)  # (..., N, hidden)
-        return _positive(self.answer(mean_of_points(read, weight)).squeeze(-1), self.convex)
+        mean = mean_of_points(read, None if weight is None else weight.unsqueeze(-2))
+        return _positive(self.answer(mean).squeeze((-2, -1)), self.convex)
 
 
 def mean_of_points(x: Tensor, weight: Tensor | None) -> Tensor:
-    """(..., f): the mean of the rows of x (..., N, f), each as much as it counts; 0 without points."""
+    """(..., M or 1, f): means of the rows of x (..., N, f), counted as weight (..., M or 1, N) says; of none 0."""
+    dtype, wide = x.dtype, torch.float64 if x.dtype == torch.float64 else torch.float32
     if weight is None:
-        return x.sum(-2) / max(x.shape[-2], 1)
+        return (x.to(wide).sum(-2, keepdim=True) / max(x.shape[-2], 1)).to(dtype)
+    weight = weight.to(wide)
     total = weight.sum(-1, keepdim=True)
-    share = weight / torch.where(total > 0, total, 1.0)
-    return (share.to(x.dtype).unsqueeze(-2) @ x).squeeze(-2)
+    return ((weight / torch.where(total > 0, total, 1.0)) @ x.to(wide)).to(dtype)
 
 
 def hold_alpha(module: nn.Module, alpha: Alpha, covariance: Covariance) -> None:
@@ -120,6 +126,14 @@ def hold_alpha(module: nn.Module, alpha: Alpha, covariance: Covariance) -> None:
             f"{covariance!r}; pass {type(alpha).__name__}(..., covariance={covariance!r})"
         )
     if isinstance(alpha, Tensor):
+        if alpha.requires_grad:
+            raise TypeError(
+                "a fixed alpha must not require a gradient; use LearnableAlpha, or a module that returns it"
+            )
+        if not alpha.dtype.is_floating_point:
+            raise TypeError(f"alpha must have a floating-point dtype, got {alpha.dtype}; use alpha.float()")
+        if not alpha.is_meta:
+            checks.require_values(None, alpha, gain_of(alpha, covariance))
         module.register_buffer("alpha", alpha, persistent=False)
         return
     if alpha is not None and not isinstance(alpha, nn.Module):
@@ -159,4 +173,5 @@ def _theta(start: float | Tensor | None, covariance: Covariance) -> Tensor:
 
 def _positive(theta: Tensor, convex: bool) -> Tensor:
     theta = theta.float() if theta.dtype in (torch.float16, torch.bfloat16) else theta
-    return torch.sigmoid(theta) if convex else theta.exp()
+    # inside what float32 can tell from 0, 1 and infinity
+    return torch.sigmoid(theta.clamp(-15, 15)) if convex else theta.clamp(-80, 80).exp()

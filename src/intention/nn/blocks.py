@@ -10,6 +10,7 @@ import torch.nn.functional as TF
 from torch import Tensor, nn
 
 from intention.nn.mixers import make_mixer
+from intention.nn.multihead import settings_of
 
 Mixer = str | nn.Module | Callable[..., nn.Module]
 
@@ -62,7 +63,7 @@ class InformerLayer(nn.TransformerEncoderLayer):
             bias,
             **place,
         )
-        self.self_attn: Any = _mixer(mixer, d_model, nhead, dropout, bias, batch_first, place, options)
+        self.self_attn: Any = _mixer(mixer, self.self_attn, options)
         self.embed_input = nn.Linear(d_model, d_model, bias=bias, **place) if embed_input else None
 
     def forward(
@@ -130,10 +131,8 @@ class InformerDecoderLayer(nn.TransformerDecoderLayer):
             bias,
             **place,
         )
-        self.self_attn: Any = _mixer(mixer, d_model, nhead, dropout, bias, batch_first, place, options)
-        self.multihead_attn: Any = _mixer(
-            cross_mixer or mixer, d_model, nhead, dropout, bias, batch_first, place, options
-        )
+        self.self_attn: Any = make_mixer(mixer, **_settings(self.self_attn), **options)
+        self.multihead_attn: Any = make_mixer(cross_mixer or mixer, **_settings(self.multihead_attn), **options)
 
 
 class Former(nn.Module):
@@ -241,22 +240,21 @@ class NPFormer(Former):
     mixer = "neural_process"
 
 
-def _mixer(
-    mixer: Mixer,
-    d_model: int,
-    nhead: int,
-    dropout: float,
-    bias: bool,
-    batch_first: bool,
-    place: dict[str, Any],
-    options: dict[str, Any],
-) -> nn.Module:
+def _mixer(mixer: Mixer, attention: nn.MultiheadAttention, options: dict[str, Any]) -> nn.Module:
+    """What stands in the place of `attention`."""
     if not isinstance(mixer, nn.Module):
-        return make_mixer(
-            mixer, d_model, nhead, dropout=dropout, bias=bias, batch_first=batch_first, **place, **options
-        )
+        return make_mixer(mixer, **_settings(attention), **options)
     if options:
         raise TypeError(f"options {sorted(options)} are for a mixer that is made here, and got one that exists already")
-    if getattr(mixer, "batch_first", batch_first) != batch_first:
-        raise ValueError(f"the mixer has batch_first={not batch_first} and the layer {batch_first}; make them agree")
+    if getattr(mixer, "batch_first", attention.batch_first) != attention.batch_first:
+        raise ValueError(
+            f"the mixer has batch_first={not attention.batch_first} and the layer {attention.batch_first}; "
+            "make them agree"
+        )
     return mixer
+
+
+def _settings(attention: nn.MultiheadAttention) -> dict[str, Any]:
+    """What a layer tells its mixer."""
+    told = ("embed_dim", "num_heads", "dropout", "bias", "batch_first", "device", "dtype")
+    return {name: x for name, x in settings_of(attention).items() if name in told}

@@ -69,9 +69,9 @@ def mixer_covariance(got: object) -> None:
         )
 
 
-def alpha_per_head(alpha: Tensor, heads: int) -> None:
-    if tuple(alpha.shape) not in ((), (1,), (heads,)):
-        raise ValueError(f"alpha must be a scalar or have shape ({heads},), one per head, got {tuple(alpha.shape)}")
+def alpha_per_head(got: tuple[int, ...], heads: int) -> None:
+    if got not in ((), (1,), (heads,)):
+        raise ValueError(f"alpha must be a scalar or have shape ({heads},), one per head, got {got}")
 
 
 def attention_module(got: object) -> None:

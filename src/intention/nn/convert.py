@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from intention.nn.mixers import make_mixer
-from intention.nn.multihead import Multihead
+from intention.nn.multihead import Multihead, settings_of, unlike_torchs
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 class Swapped(NamedTuple):
@@ -42,65 +44,59 @@ def swap_attention(
         options: of the mixer: alpha, covariance, scale. With mixer="sigma_intention", covariance="convex", alpha=1 and
             scale="attention" the model computes what it did; the same with covariance="ridge" as alpha grows.
     """
+    made: dict[int, nn.Module] = {}  # a module used at several places stays one
     changed: list[str] = []
     skipped: dict[str, str] = {}
-    made: dict[int, nn.Module] = {}  # a module used at several places stays one
-    for name, module in list(model.named_modules(remove_duplicate=False)):
-        if not isinstance(module, nn.MultiheadAttention):
-            if _computes_attention(module):
-                skipped[name] = (
-                    f"{type(module).__name__} is not an nn.MultiheadAttention: its own forward computes attention"
-                )
-            if isinstance(module, nn.TransformerEncoder):
-                module.use_nested_tensor = False  # decided when it was built; mixers take padded tensors
-            continue
+    for name, module in model.named_modules(remove_duplicate=False):
         why = _why_not(module)
-        if why:
-            skipped[name] = why
-            continue
-        if id(module) not in made:
-            made[id(module)] = _converted(module, mixer, options)
-        changed.append(name)
+        if why is not None:
+            skipped |= {name: why} if why else {}
+        else:
+            if id(module) not in made:
+                made[id(module)] = _converted(module, mixer, options)  # type: ignore[arg-type]
+            changed.append(name)
+    # nothing has changed so far, should an option be wrong
+    modules = dict(model.named_modules(remove_duplicate=False))
+    encoders = [f"{name}." if name else "" for name, m in modules.items() if isinstance(m, nn.TransformerEncoder)]
+    for name in changed:
         if name:
             parent, _, leaf = name.rpartition(".")
-            setattr(model.get_submodule(parent), leaf, made[id(module)])
+            setattr(modules[parent], leaf, made[id(modules[name])])
+            for at in encoders:
+                if name.startswith(at):
+                    # decided when it was built; mixers take padded tensors
+                    modules[at.rstrip(".")].use_nested_tensor = False
     return Swapped(made.get(id(model), model), tuple(changed), skipped)
 
 
 def _converted(attention: nn.MultiheadAttention, mixer: str | Callable[..., nn.Module], options: Any) -> nn.Module:
-    weight = attention.out_proj.weight
-    made = make_mixer(
-        mixer,
-        attention.embed_dim,
-        attention.num_heads,
-        dropout=attention.dropout,
-        bias=attention.in_proj_bias is not None,
-        add_bias_kv=attention.bias_k is not None,
-        add_zero_attn=attention.add_zero_attn,
-        kdim=attention.kdim,
-        vdim=attention.vdim,
-        batch_first=attention.batch_first,
-        device=weight.device,
-        dtype=weight.dtype,
-        **options,
-    )
-    for name, parameter in attention.named_parameters():  # the same objects: an optimiser goes on with them
+    made = make_mixer(mixer, **settings_of(attention), **options)
+    parameters = dict(attention.named_parameters())
+    missing = parameters.keys() - {name for name, _ in made.named_parameters()}
+    if missing:
+        raise TypeError(
+            f"a mixer must have the parameters of nn.MultiheadAttention, and {type(made).__name__} lacks "
+            f"{', '.join(sorted(missing))}; derive it from intention.nn.MultiheadIntention or nn.MultiheadAttention"
+        )
+    for name, parameter in parameters.items():  # the same objects: an optimiser goes on with them
         parent, _, leaf = name.rpartition(".")
         setattr(made.get_submodule(parent), leaf, parameter)
+    vars(made)["_qkv_same_embed_dim"] = False  # what keeps torch off its fast path
     return made.train(attention.training)
 
 
-def _why_not(module: nn.MultiheadAttention) -> str:
+def _why_not(module: nn.Module) -> str | None:
+    """None: replace it. "": there is no attention here. Else why this attention is left alone."""
     if isinstance(module, Multihead):
         return f"is a {type(module).__name__} of this library already"
+    if not isinstance(module, nn.MultiheadAttention):
+        own = _computes_attention(module)
+        return f"{type(module).__name__} is not an nn.MultiheadAttention: its own forward computes attention" * own
     if type(module) is not nn.MultiheadAttention:
         return f"{type(module).__name__} is a subclass of nn.MultiheadAttention and may compute something else"
-    if any(hasattr(m, "parametrizations") for m in module.modules()):
-        return "its weights are parametrised; remove the parametrisation first"
-    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    if any(getattr(module, hook, None) for hook in hooks):
+    if any(getattr(m, hook, None) for m in module.modules() for hook in HOOKS):
         return "it has hooks, which would be lost; remove them first and register them again"
-    return ""
+    return unlike_torchs(module) or None
 
 
 def _computes_attention(module: nn.Module) -> bool:

@@ -8,15 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from intention import checks, masks
 from intention import functional as F
-from intention import masks
 from intention.constraints import LinearConstraint
 from intention.context import Context
 from intention.covariance import Covariance
 from intention.fitting import fit
 from intention.kernels import as_kernel
 from intention.nn.alpha import Alpha, alpha_of_call, hold_alpha, mean_of_points
-from intention.nn.call import mean_per_query, need_shared, solve, unit_vectors
+from intention.nn.call import shared_mask, solve, unit_vectors
 from intention.nn.scaling import Scale, check_scale
 
 
@@ -30,9 +30,9 @@ class Head(nn.Module):
         embed_value: nn.Module | None = None,
     ) -> None:
         super().__init__()
-        self.embed_query = embed_query or nn.Identity()
-        self.embed_key = embed_key or nn.Identity()
-        self.embed_value = embed_value or nn.Identity()
+        self.embed_query = _or_identity(embed_query)
+        self.embed_key = _or_identity(embed_key)
+        self.embed_value = _or_identity(embed_value)
 
     def embed(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return self.embed_query(query), self.embed_key(key), self.embed_value(value)
@@ -59,6 +59,7 @@ class Attention(Head):
         embed_value: nn.Module | None = None,
     ) -> None:
         super().__init__(embed_query, embed_key, embed_value)
+        checks.scale(scale)
         self.scale = scale
 
     def forward(
@@ -96,6 +97,7 @@ class LinearAttention(Head):
         embed_w: nn.Module | None = None,
     ) -> None:
         super().__init__(embed_query, embed_key, embed_value)
+        checks.scale(scale)
         self.scale, self.embed_w = scale, embed_w
 
     def forward(
@@ -111,7 +113,7 @@ class LinearAttention(Head):
         query, key, value = self.embed(query, key, value)
         if self.embed_w is None and not return_w:
             return F.linear_attention(query, key, value, attn_mask, is_causal=is_causal, scale=self.scale)
-        need_shared(attn_mask, is_causal)
+        attn_mask = shared_mask(attn_mask, is_causal)
         w = F.linear_attention(unit_vectors(key), key, value, attn_mask, scale=self.scale)  # (..., d, k)
         w = w if self.embed_w is None else self.embed_w(w)
         return (query @ w, w) if return_w else query @ w
@@ -143,9 +145,9 @@ class NeuralProcess(Head):
         embed_value: nn.Module | None = None,
     ) -> None:
         super().__init__(embed_query, embed_key, embed_value)
-        self.embed_pair = embed_pair or nn.Identity()
-        self.embed_context = embed_context or nn.Identity()
-        self.embed_output = embed_output or nn.Identity()
+        self.embed_pair = _or_identity(embed_pair)
+        self.embed_context = _or_identity(embed_context)
+        self.embed_output = _or_identity(embed_output)
 
     def forward(
         self,
@@ -160,12 +162,13 @@ class NeuralProcess(Head):
         counted = masks.count(attn_mask, None, is_causal, key.shape[-2], key.dtype)
         seen = counted.seen()
         pairs = self.embed_pair(torch.cat([masks.fill(key, seen), masks.fill(value, seen)], -1))  # (..., N, p)
-        weight = counted.total(pairs.dtype)
+        weight = counted.total(pairs.dtype)  # (..., N)
+        weight = None if weight is None else weight.unsqueeze(-2)
         if is_causal or counted.per_query is not None:
-            context = mean_per_query(pairs, counted.per_query, weight, query.shape[-2])  # (..., M, p)
-        else:
-            context = mean_of_points(pairs, weight).unsqueeze(-2)  # (..., 1, p)
-        context = self.embed_context(context)
+            own = masks.causal(query.shape[-2], key.shape[-2], key.device) if is_causal else counted.per_query
+            taken = masks.as_weight(own, pairs.dtype)  # type: ignore[arg-type]
+            weight = taken if weight is None else taken * weight  # (..., M, N)
+        context = self.embed_context(mean_of_points(pairs, weight))  # (..., M or 1, c)
         lead = torch.broadcast_shapes(query.shape[:-1], context.shape[:-1])
         both = [x.expand(*lead, x.shape[-1]) for x in (query, context)]
         return self.embed_output(torch.cat(both, -1))
@@ -193,6 +196,7 @@ class SigmaIntention(Head):
         embed_value: nn.Module | None = None,
     ) -> None:
         super().__init__(embed_query, embed_key, embed_value)
+        checks.covariance(covariance)
         check_scale(scale, softmax=True)
         self.intercept, self.covariance, self.scale = intercept, covariance, scale
         hold_alpha(self, alpha, covariance)
@@ -266,6 +270,7 @@ class Intention(Head):
         embed_w: nn.Module | None = None,
     ) -> None:
         super().__init__(embed_query, embed_key, embed_value)
+        checks.covariance(covariance)
         check_scale(scale, softmax=False)
         self.intercept, self.covariance, self.scale = intercept, covariance, scale
         hold_alpha(self, alpha, covariance)
@@ -313,8 +318,7 @@ class Intention(Head):
         """(..., M, k), and with `return_w` also w (..., d, k). Masks and weights as in `functional.intention`."""
         query, key, value = self.embed(query, key, value)
         if self.fitted:
-            need_shared(attn_mask, is_causal)
-            context = self._fit(key, value, attn_mask, weight)
+            context = self._fit(key, value, shared_mask(attn_mask, is_causal), weight)
             return (context(query), context.w) if return_w else context(query)
         options = {
             "alpha": self.alpha,
@@ -325,7 +329,7 @@ class Intention(Head):
         }
         if self.embed_w is None and not return_w:
             return solve(F.intention, query, key, value, attn_mask, is_causal=is_causal, **options)
-        need_shared(attn_mask, is_causal)
+        attn_mask = shared_mask(attn_mask, is_causal)
         # w is the prediction at the unit vectors, its constant the prediction at 0
         w = solve(F.intention, unit_vectors(key, self.intercept), key, value, attn_mask, **options)
         if self.intercept:
@@ -334,3 +338,7 @@ class Intention(Head):
             query = torch.cat([query, torch.ones_like(query[..., :1])], -1)
         w = w if self.embed_w is None else self.embed_w(w)
         return (query @ w, w) if return_w else query @ w
+
+
+def _or_identity(module: nn.Module | None) -> nn.Module:
+    return nn.Identity() if module is None else module

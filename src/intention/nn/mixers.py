@@ -9,16 +9,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from intention import checks
+from intention import checks, masks
 from intention import functional as F
-from intention.nn.call import seen_by
 from intention.nn.embed import mlp
 from intention.nn.heads import NeuralProcess
 from intention.nn.multihead import Multihead, MultiheadIntention
-from intention.nn.scaling import scale_queries
 
 
-class MultiheadAttention(Multihead):
+class Scaled(Multihead):
+    """A mixer whose map has a scale that is a number."""
+
+    def __init__(self, *args: Any, scale: float | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        checks.scale(scale)
+        self.scale = scale
+
+
+class MultiheadAttention(Scaled):
     """nn.MultiheadAttention, with a choice of scale and 0 (not NaN) where a query sees nothing.
 
     >>> x = torch.randn(2, 11, 32)
@@ -28,11 +35,6 @@ class MultiheadAttention(Multihead):
     Args:
         scale: multiplies the map; None is 1 / sqrt(d). The paper prints its block with 1.
     """
-
-    def __init__(self, *args: Any, scale: float | None = None, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        checks.scale(scale)
-        self.scale = scale
 
     def mix(
         self,
@@ -47,18 +49,13 @@ class MultiheadAttention(Multihead):
         return F.attention(query, key, value, mask, dropout_p, is_causal, scale=self.scale)
 
 
-class MultiheadLinearAttention(Multihead):
+class MultiheadLinearAttention(Scaled):
     """(Q K') V in the place of attention.
 
     Args:
         scale: multiplies the map. None is 1 / sqrt(d N) with N the number of points that a query sees, which gives the
             output the variance of the values at the start. The paper prints its block with 1.
     """
-
-    def __init__(self, *args: Any, scale: float | None = None, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        checks.scale(scale)
-        self.scale = scale
 
     def mix(
         self,
@@ -70,9 +67,16 @@ class MultiheadLinearAttention(Multihead):
         is_causal: bool,
         read: Tensor | None = None,
     ) -> Tensor:
-        if self.scale is None:
-            query = scale_queries(query, "linear", seen_by(query, key, mask, None, is_causal), 1.0, "ridge")
-        return F.linear_attention(query, key, value, mask, dropout_p, is_causal, scale=self.scale).to(value.dtype)
+        if self.scale is None:  # entries of Q K' have variance d, and N of them are summed
+            counted = masks.count(mask, None, is_causal, key.shape[-2], key.dtype)
+            n = masks.number_seen(counted, is_causal, query.shape[-2], key.shape[-2], query.device)
+            wide = (
+                n.to(torch.promote_types(query.dtype, torch.float32)).clamp_min(1)
+                if isinstance(n, Tensor)
+                else max(n, 1)
+            )
+            query = (query * (self.head_dim * wide) ** -0.5).to(query.dtype)
+        return F.linear_attention(query, key, value, mask, dropout_p, is_causal, scale=self.scale)
 
 
 class MultiheadNeuralProcess(Multihead):
@@ -130,6 +134,11 @@ def make_mixer(mixer: str | Callable[..., nn.Module], *args: Any, **options: Any
     >>> type(make_mixer("sigma_intention", 32, 4, alpha=0.5)).__name__
     'MultiheadIntention'
     """
+    if isinstance(mixer, nn.Module):
+        raise TypeError(
+            f"the mixer must be a name, a class or a function that makes one, got a {type(mixer).__name__} that exists "
+            "already; one module cannot stand at several places with weights of its own"
+        )
     options = copy.deepcopy(options)  # layers do not share an alpha that is a module
     if not isinstance(mixer, str):
         return mixer(*args, **options)

@@ -9,6 +9,7 @@ import torch.nn.functional as TF
 from torch import Tensor, nn
 
 from intention import functional as F
+from intention import masks
 from intention.covariance import Covariance
 from intention.nn import checks
 from intention.nn.alpha import Alpha, LearnableAlpha, hold_alpha
@@ -72,21 +73,30 @@ class Multihead(nn.MultiheadAttention):
         query = batch_first(query)
         key = query if same else batch_first(key)
         value = key if paired else batch_first(value)
-        mask, is_causal = self._mask(query, key, key_padding_mask, attn_mask, is_causal)
+        checks.multihead_masks(self, query, key, key_padding_mask, attn_mask, is_causal)
+        # the hint stands for the mask where it does in torch, and not where extra points come last, for all to see
+        is_causal = is_causal and not need_weights and key_padding_mask is None and not self._extra_points()
+        mask = self._mask(query, None if is_causal else attn_mask, key_padding_mask)
         q, k, v = (x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for x in self._project(query, key, value))
         dropout_p = self.dropout if self.training else 0.0
         if need_weights and self.has_map:
-            eye = torch.eye(k.shape[-2], dtype=v.dtype, device=v.device)
-            weights = self.mix(q, k, eye.expand(*k.shape[:-2], *eye.shape), mask, dropout_p, is_causal, read=v)
-            mixed = weights @ v
-        else:
-            weights, mixed = None, self.mix(q, k, v, mask, dropout_p, is_causal)
-        out = self.out_proj(mixed.transpose(1, 2).flatten(-2))
-        if weights is not None:
+            mixed, weights = self._mix_and_map(q, k, v, mask, dropout_p)
             weights = weights.mean(1) if average_attn_weights else weights
             weights = weights if batched else weights.squeeze(0)
-        out = out.squeeze(0) if not batched else out if self.batch_first else out.transpose(0, 1)
-        return out, weights
+        else:
+            mixed, weights = self.mix(q, k, v, mask, dropout_p, is_causal), None
+        out = self.out_proj(mixed.transpose(1, 2).flatten(-2))
+        return (out.squeeze(0) if not batched else out if self.batch_first else out.transpose(0, 1)), weights
+
+    def _mix_and_map(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout_p: float
+    ) -> tuple[Tensor, Tensor]:
+        """Values that are unit vectors show the map itself."""
+        eye = torch.eye(key.shape[-2], dtype=value.dtype, device=value.device)
+        counted = masks.count(mask, None, False, key.shape[-2], value.dtype)
+        value = masks.fill(value, counted.seen())  # what nobody sees may hold anything
+        weights = self.mix(query, key, eye.expand(*key.shape[:-2], *eye.shape), mask, dropout_p, False, read=value)
+        return weights @ value, weights
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values (batch, points, embed_dim); add_bias_kv and add_zero_attn give extra points."""
@@ -109,53 +119,60 @@ class Multihead(nn.MultiheadAttention):
             k, v = (torch.cat([x, x.new_zeros(x.shape[0], 1, x.shape[-1])], 1) for x in (k, v))
         return q, k, v
 
-    def _mask(
-        self,
-        query: Tensor,
-        key: Tensor,
-        padding: Tensor | None,
-        attn_mask: Tensor | None,
-        is_causal: bool,
-    ) -> tuple[Tensor | None, bool]:
-        """One mask (batch or 1, heads or 1, L or 1, S) as `functional` reads it, and whether it is causal besides."""
-        checks.multihead_masks(self, query, key, padding, attn_mask, is_causal)
-        extra = (self.bias_k is not None) + self.add_zero_attn
-        is_causal = is_causal and not extra  # the extra points come last and every query sees them
-        if attn_mask is not None and not is_causal:
+    def _extra_points(self) -> int:
+        return (self.bias_k is not None) + self.add_zero_attn
+
+    def _mask(self, query: Tensor, attn_mask: Tensor | None, padding: Tensor | None) -> Tensor | None:
+        """One mask (batch or 1, heads or 1, L or 1, S) as `functional` reads it."""
+        if attn_mask is not None:
+            if masks.same_for_all_queries(attn_mask):  # known by its stride, which the next lines lose
+                attn_mask = attn_mask[..., :1, :]
             attn_mask = _taken(attn_mask, query.dtype)
             attn_mask = attn_mask.unflatten(0, (-1, self.num_heads)) if attn_mask.dim() == 3 else attn_mask[None, None]
-        else:
-            attn_mask = None
         if padding is not None:
-            padding = _taken(padding, query.dtype).reshape(query.shape[0], 1, 1, key.shape[1])
+            padding = _taken(padding, query.dtype).reshape(query.shape[0], 1, 1, padding.shape[-1])
         mask = _both(attn_mask, padding)
-        if mask is not None and extra:
-            mask = TF.pad(mask, (0, extra), value=mask.dtype == torch.bool)
-        return mask, is_causal
+        if mask is not None and self._extra_points():
+            mask = TF.pad(mask, (0, self._extra_points()), value=mask.dtype == torch.bool)
+        return mask
 
     @classmethod
     def from_attention(cls, attention: nn.MultiheadAttention, **options: Any) -> Any:
         """A mixer with a copy of the weights of `attention`, its configuration, device, dtype and mode."""
         checks.attention_module(attention)
-        weight = attention.out_proj.weight
-        mixer = cls(
-            attention.embed_dim,
-            attention.num_heads,
-            attention.dropout,
-            attention.in_proj_bias is not None,
-            attention.bias_k is not None,
-            attention.add_zero_attn,
-            attention.kdim,
-            attention.vdim,
-            attention.batch_first,
-            weight.device,
-            weight.dtype,
-            **options,
-        )
-        mixer.load_state_dict(attention.state_dict())
-        for name, parameter in attention.named_parameters():
-            mixer.get_parameter(name).requires_grad_(parameter.requires_grad)
+        mixer = cls(**settings_of(attention), **options)
+        with torch.no_grad():
+            for name, parameter in attention.named_parameters():
+                mixer.get_parameter(name).copy_(parameter).requires_grad_(parameter.requires_grad)
         return mixer.train(attention.training)
+
+
+def settings_of(attention: nn.MultiheadAttention) -> dict[str, Any]:
+    """The arguments that make another of its kind."""
+    return {
+        "embed_dim": attention.embed_dim,
+        "num_heads": attention.num_heads,
+        "dropout": attention.dropout,
+        "bias": attention.in_proj_bias is not None,
+        "add_bias_kv": attention.bias_k is not None,
+        "add_zero_attn": attention.add_zero_attn,
+        "kdim": attention.kdim,
+        "vdim": attention.vdim,
+        "batch_first": attention.batch_first,
+        "device": attention.out_proj.weight.device,
+        "dtype": attention.out_proj.weight.dtype,
+    }
+
+
+def unlike_torchs(attention: nn.MultiheadAttention) -> str:
+    """Why the parameters of this module are not simply those of an nn.MultiheadAttention; "" if they are."""
+    settings: dict[str, Any] = settings_of(attention) | {"device": "meta"}
+    fresh = nn.MultiheadAttention(**settings)
+    got, wanted = {n for n, _ in attention.named_parameters()}, {n for n, _ in fresh.named_parameters()}
+    if got != wanted or any(True for _ in attention.buffers()):
+        odd = sorted(got ^ wanted) or [name for name, _ in attention.named_buffers()]
+        return f"its parameters are not its own ({', '.join(odd)}): remove pruning, parametrisation or adapters first"
+    return ""
 
 
 class MultiheadIntention(Multihead):
@@ -210,9 +227,11 @@ class MultiheadIntention(Multihead):
             scale = "variance" if softmax else "output"
         check_scale(scale, softmax)
         if alpha is None:
-            alpha = LearnableAlpha(None, (num_heads,), covariance, device, dtype)
-        if isinstance(alpha, Tensor):
-            checks.alpha_per_head(alpha, num_heads)
+            alpha = LearnableAlpha(None, (num_heads,), covariance)
+        if isinstance(alpha, Tensor | LearnableAlpha):
+            checks.alpha_per_head(tuple(alpha.shape), num_heads)
+        if isinstance(alpha, Tensor | nn.Module):
+            alpha = alpha.to(self.out_proj.weight.device, self.out_proj.weight.dtype)
         hold_alpha(self, alpha, covariance)
         self.softmax, self.covariance, self.scale = softmax, covariance, scale
 
@@ -240,10 +259,19 @@ class MultiheadIntention(Multihead):
             read=read,
         )
 
+    def _reset_parameters(self) -> None:
+        super()._reset_parameters()
+        alpha = getattr(self, "alpha", None)  # not there yet when torch's constructor calls
+        if isinstance(alpha, LearnableAlpha):
+            alpha.reset_parameters()
+
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
         start = f"{prefix}alpha."
         if isinstance(self.alpha, nn.Module) and not any(name.startswith(start) for name in state_dict):
-            state_dict.update({start + name: x for name, x in self.alpha.state_dict().items()})
+            own = self.alpha.state_dict()
+            if isinstance(self.alpha, LearnableAlpha) and self.alpha.theta.is_meta:  # known without a device
+                own = {"theta": torch.tensor(self.alpha.start, dtype=self.alpha.theta.dtype)}
+            state_dict.update({start + name: x for name, x in own.items() if not x.is_meta})
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def extra_repr(self) -> str:

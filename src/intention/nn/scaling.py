@@ -33,6 +33,8 @@ Scale = float | str | None
 def check_scale(scale: object, softmax: bool) -> None:
     if not isinstance(scale, str):
         checks.scale(scale)
+        if scale is not None and not math.isfinite(scale):  # type: ignore[arg-type]
+            raise ValueError(f"scale must be finite, got {scale}; use None for 1")
         return
     checks.choice("scale", scale, SCALES)
     if scale == "output" and softmax:
@@ -81,8 +83,6 @@ def scale_queries(query: Tensor, scale: str, n: int | Tensor, alpha: float | Ten
     size = alpha[..., None, None] if isinstance(alpha, Tensor) else alpha
     if scale == "attention":
         factor = size * d**-0.5
-    elif scale == "linear":  # entries of Q K' have variance d, and N of them are summed
-        factor = (d * max(n, 1)) ** -0.5 if isinstance(n, int) else (d * n.clamp_min(1)).rsqrt()
     else:
         factor = variance_scale(n, d) if scale == "variance" else output_scale(n, d)
         if covariance == "convex":
