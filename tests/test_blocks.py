@@ -459,6 +459,19 @@ def test_a_mixer_of_the_users_own_keeps_torch_off_its_fast_path():
     swap_attention(model, Mine)
     with torch.no_grad(), pytest.raises(Called):
         model(torch.randn(B, L, E))
+
+    class Plus(nn.MultiheadAttention):
+        def forward(self, *args, **kwargs):
+            out, weights = super().forward(*args, **kwargs)
+            return out + 1, weights
+
+    plain = nn.TransformerEncoder(nn.TransformerEncoderLayer(E, H, 17, batch_first=True), 2).eval()
+    plus, x = copy.deepcopy(plain), torch.randn(B, L, E)
+    swap_attention(plus, Plus)
+    with torch.no_grad():
+        assert not torch.allclose(plus(x), plain(x))
+        swap_attention(same := copy.deepcopy(plain), nn.MultiheadAttention)
+        assert torch.allclose(same(x), plain(x), atol=1e-5)
     with pytest.raises(TypeError, match="lacks in_proj_bias"):
         swap_attention(nn.MultiheadAttention(E, H), lambda *a, **k: nn.Linear(1, 1))
     with pytest.raises(TypeError, match="a MultiheadIntention that exists already"):

@@ -56,16 +56,11 @@ def swap_attention(
                 made[id(module)] = _converted(module, mixer, options)  # type: ignore[arg-type]
             changed.append(name)
     # nothing has changed so far, should an option be wrong
-    modules = dict(model.named_modules(remove_duplicate=False))
-    encoders = [f"{name}." if name else "" for name, m in modules.items() if isinstance(m, nn.TransformerEncoder)]
-    for name in changed:
-        if name:
-            parent, _, leaf = name.rpartition(".")
-            setattr(modules[parent], leaf, made[id(modules[name])])
-            for at in encoders:
-                if name.startswith(at):
-                    # decided when it was built; mixers take padded tensors
-                    modules[at.rstrip(".")].use_nested_tensor = False
+    modules: dict[str, Any] = dict(model.named_modules(remove_duplicate=False))
+    for name in filter(None, changed):
+        parent, _, leaf = name.rpartition(".")
+        setattr(modules[parent], leaf, made[id(modules[name])])
+        _slow(modules, name)
     return Swapped(made.get(id(model), model), tuple(changed), skipped)
 
 
@@ -81,8 +76,17 @@ def _converted(attention: nn.MultiheadAttention, mixer: str | Callable[..., nn.M
     for name, parameter in parameters.items():  # the same objects: an optimiser goes on with them
         parent, _, leaf = name.rpartition(".")
         setattr(made.get_submodule(parent), leaf, parameter)
-    vars(made)["_qkv_same_embed_dim"] = False  # what keeps torch off its fast path
     return made.train(attention.training)
+
+
+def _slow(modules: dict[str, Any], name: str) -> None:
+    """Keep torch's encoders off their fast paths, which compute softmax attention whatever the mixer at `name` does."""
+    while name:
+        name = name.rpartition(".")[0]
+        if isinstance(modules[name], nn.TransformerEncoderLayer):
+            modules[name].activation_relu_or_gelu = 0  # the activation itself is another attribute
+        if isinstance(modules[name], nn.TransformerEncoder):
+            modules[name].use_nested_tensor = False  # decided when it was built
 
 
 def _why_not(module: nn.Module) -> str | None:
