@@ -14,6 +14,7 @@ from intention import functional as F
 from intention.nn.embed import mlp
 from intention.nn.heads import NeuralProcess
 from intention.nn.multihead import Multihead, MultiheadIntention
+from intention.nn.scaling import number
 
 
 class Scaled(Multihead):
@@ -69,13 +70,9 @@ class MultiheadLinearAttention(Scaled):
     ) -> Tensor:
         if self.scale is None:  # entries of Q K' have variance d, and N of them are summed
             counted = masks.count(mask, None, is_causal, key.shape[-2], key.dtype)
-            n = masks.number_seen(counted, is_causal, query.shape[-2], key.shape[-2], query.device)
-            wide = (
-                n.to(torch.promote_types(query.dtype, torch.float32)).clamp_min(1)
-                if isinstance(n, Tensor)
-                else max(n, 1)
-            )
-            query = (query * (self.head_dim * wide) ** -0.5).to(query.dtype)
+            n = number(masks.number_seen(counted, is_causal, query.shape[-2], key.shape[-2], query.device), query)
+            n = n.clamp_min(1) if isinstance(n, Tensor) else max(n, 1)
+            query = (query * (self.head_dim * n) ** -0.5).to(query.dtype)
         return F.linear_attention(query, key, value, mask, dropout_p, is_causal, scale=self.scale)
 
 

@@ -70,16 +70,21 @@ def output_scale(n: int | Tensor, d: int) -> float | Tensor:
     return min(factor, 1.0) if n > d else factor
 
 
+def number(n: int | Tensor, query: Tensor) -> int | Tensor:
+    """A count that can be calculated with, at the precision of the queries."""
+    dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
+    if isinstance(n, Tensor):
+        return n.to(dtype)
+    # in a graph n may stand for any number, and math would make it the one at hand
+    return torch.full((), n, dtype=dtype, device=query.device) if torch.compiler.is_compiling() else n
+
+
 def scale_queries(query: Tensor, scale: str, n: int | Tensor, alpha: float | Tensor, covariance: Covariance) -> Tensor:
     """The queries times the scale: that multiplies the map, whatever the queries' own numbers of points and alphas are.
 
     `n` (..., M or 1, 1) or a number; alpha broadcasts to the leading dimensions.
     """
-    d, dtype = query.shape[-1], torch.float64 if query.dtype == torch.float64 else torch.float32
-    if isinstance(n, Tensor):
-        n = n.to(dtype)
-    elif torch.compiler.is_compiling():  # n may stand for any number, and math would make it the one at hand
-        n = torch.full((), n, dtype=dtype, device=query.device)
+    d, n = query.shape[-1], number(n, query)
     size = alpha[..., None, None] if isinstance(alpha, Tensor) else alpha
     if scale == "attention":
         factor = size * d**-0.5
