@@ -13,7 +13,7 @@ from intention import checks, masks
 from intention import functional as F
 from intention.nn.embed import mlp
 from intention.nn.heads import NeuralProcess
-from intention.nn.multihead import Multihead, MultiheadIntention
+from intention.nn.multihead import Heads, Multihead, MultiheadIntention
 from intention.nn.scaling import number
 
 
@@ -37,17 +37,8 @@ class MultiheadAttention(Scaled):
         scale: multiplies the map; None is 1 / sqrt(d). The paper prints its block with 1.
     """
 
-    def mix(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        dropout_p: float,
-        is_causal: bool,
-        read: Tensor | None = None,
-    ) -> Tensor:
-        return F.attention(query, key, value, mask, dropout_p, is_causal, scale=self.scale)
+    def mix(self, heads: Heads) -> Tensor:
+        return F.attention(*heads[:6], scale=self.scale)
 
 
 class MultiheadLinearAttention(Scaled):
@@ -58,22 +49,15 @@ class MultiheadLinearAttention(Scaled):
             output the variance of the values at the start. The paper prints its block with 1.
     """
 
-    def mix(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        dropout_p: float,
-        is_causal: bool,
-        read: Tensor | None = None,
-    ) -> Tensor:
+    def mix(self, heads: Heads) -> Tensor:
         if self.scale is None:  # entries of Q K' have variance d, and N of them are summed
-            counted = masks.count(mask, None, is_causal, key.shape[-2], key.dtype)
-            n = number(masks.number_seen(counted, is_causal, query.shape[-2], key.shape[-2], query.device), query)
+            query, key = heads.query, heads.key
+            counted = masks.count(heads.mask, None, heads.is_causal, key.shape[-2], key.dtype)
+            seen = masks.number_seen(counted, heads.is_causal, query.shape[-2], key.shape[-2], query.device)
+            n = number(seen, query)
             n = n.clamp_min(1) if isinstance(n, Tensor) else max(n, 1)
-            query = (query * (self.head_dim * n) ** -0.5).to(query.dtype)
-        return F.linear_attention(query, key, value, mask, dropout_p, is_causal, scale=self.scale)
+            heads = heads._replace(query=(query * (self.head_dim * n) ** -0.5).to(query.dtype))
+        return F.linear_attention(*heads[:6], scale=self.scale)
 
 
 class MultiheadNeuralProcess(Multihead):
@@ -99,21 +83,12 @@ class MultiheadNeuralProcess(Multihead):
 
         self.heads = nn.ModuleList(head() for _ in range(self.num_heads))
 
-    def mix(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        dropout_p: float,
-        is_causal: bool,
-        read: Tensor | None = None,
-    ) -> Tensor:
-        per_head = [None] * self.num_heads if mask is None else mask.expand(-1, self.num_heads, -1, -1).unbind(1)
-        points = zip(query.unbind(1), key.unbind(1), value.unbind(1), per_head, strict=True)
-        return torch.stack(
-            [head(*own, is_causal=is_causal) for head, own in zip(self.heads, points, strict=True)], dim=1
-        )
+    def mix(self, heads: Heads) -> Tensor:
+        mask = heads.mask
+        each = [None] * self.num_heads if mask is None else mask.expand(-1, self.num_heads, -1, -1).unbind(1)
+        points = zip(*(x.unbind(1) for x in heads[:3]), each, strict=True)
+        own = zip(self.heads, points, strict=True)
+        return torch.stack([head(*seen, is_causal=heads.is_causal) for head, seen in own], dim=1)
 
 
 MIXERS: dict[str, tuple[type[Multihead], dict[str, Any]]] = {

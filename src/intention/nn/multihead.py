@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as TF
@@ -15,6 +15,18 @@ from intention.nn import checks
 from intention.nn.alpha import Alpha, LearnableAlpha, hold_alpha
 from intention.nn.call import solve
 from intention.nn.scaling import Scale, check_scale
+
+
+class Heads(NamedTuple):
+    """What a mixer mixes: (batch, heads, points, features), with a mask and flags as in `functional`."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor | None
+    dropout_p: float
+    is_causal: bool
+    read: Tensor | None = None  # the values, where `value` is the identity in their place and the output is the map
 
 
 class Multihead(nn.MultiheadAttention):
@@ -32,20 +44,8 @@ class Multihead(nn.MultiheadAttention):
         super()._reset_parameters()
         self._qkv_same_embed_dim = False
 
-    def mix(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        dropout_p: float,
-        is_causal: bool,
-        read: Tensor | None = None,
-    ) -> Tensor:
-        """Heads (batch, heads, points, features) to (batch, heads, M, k); `mask` as in `functional`.
-
-        `read`: the values, where `value` is the identity in their place, which makes the output the map.
-        """
+    def mix(self, heads: Heads) -> Tensor:
+        """(batch, heads, M, k)"""
         raise NotImplementedError
 
     def forward(
@@ -78,24 +78,22 @@ class Multihead(nn.MultiheadAttention):
         is_causal = is_causal and not need_weights and key_padding_mask is None and not self._extra_points()
         mask = self._mask(query, None if is_causal else attn_mask, key_padding_mask)
         q, k, v = (x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for x in self._project(query, key, value))
-        dropout_p = self.dropout if self.training else 0.0
+        heads = Heads(q, k, v, mask, self.dropout if self.training else 0.0, is_causal)
         if need_weights and self.has_map:
-            mixed, weights = self._mix_and_map(q, k, v, mask, dropout_p)
+            mixed, weights = self._mix_and_map(heads)
             weights = weights.mean(1) if average_attn_weights else weights
             weights = weights if batched else weights.squeeze(0)
         else:
-            mixed, weights = self.mix(q, k, v, mask, dropout_p, is_causal), None
+            mixed, weights = self.mix(heads), None
         out = self.out_proj(mixed.transpose(1, 2).flatten(-2))
         return (out.squeeze(0) if not batched else out if self.batch_first else out.transpose(0, 1)), weights
 
-    def _mix_and_map(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout_p: float
-    ) -> tuple[Tensor, Tensor]:
+    def _mix_and_map(self, heads: Heads) -> tuple[Tensor, Tensor]:
         """Values that are unit vectors show the map itself."""
-        eye = torch.eye(key.shape[-2], dtype=value.dtype, device=value.device)
-        counted = masks.count(mask, None, False, key.shape[-2], value.dtype)
-        value = masks.fill(value, counted.seen())  # what nobody sees may hold anything
-        weights = self.mix(query, key, eye.expand(*key.shape[:-2], *eye.shape), mask, dropout_p, False, read=value)
+        value, n = heads.value, heads.key.shape[-2]
+        eye = torch.eye(n, dtype=value.dtype, device=value.device).expand(*heads.key.shape[:-1], n)
+        value = masks.fill(value, masks.count(heads.mask, None, False, n, value.dtype).seen())  # others hold anything
+        weights = self.mix(heads._replace(value=eye, read=value))
         return weights @ value, weights
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -235,28 +233,16 @@ class MultiheadIntention(Multihead):
         hold_alpha(self, alpha, covariance)
         self.softmax, self.covariance, self.scale = softmax, covariance, scale
 
-    def mix(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        dropout_p: float,
-        is_causal: bool,
-        read: Tensor | None = None,
-    ) -> Tensor:
+    def mix(self, heads: Heads) -> Tensor:
         return solve(
             F.sigma_intention if self.softmax else F.intention,
-            query,
-            key,
-            value,
-            mask,
+            *heads[:4],
             alpha=self.alpha,
             scale=self.scale,
             covariance=self.covariance,
-            is_causal=is_causal,
-            dropout_p=dropout_p,
-            read=read,
+            is_causal=heads.is_causal,
+            dropout_p=heads.dropout_p,
+            read=heads.read,
         )
 
     def _reset_parameters(self) -> None:
