@@ -328,6 +328,21 @@ def test_dropout_leaves_points_out(call):
     assert abs((seen == 0).double().mean().item() - p) < 0.02
 
 
+@pytest.mark.parametrize("options", [{}, {"intercept": True}, {"covariance": "convex"}, {"is_causal": True}])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_dropout_is_a_weight(options, weighted):
+    """Whether it is done by weights or by the rows of keys and values."""
+    q, k, v = draw()
+    n = min(k.shape[-2], q.shape[-2]) if "is_causal" in options else k.shape[-2]  # what causal queries see
+    own = torch.rand(*k.shape[:-1], dtype=k.dtype) if weighted else torch.ones(k.shape[:-1], dtype=k.dtype)
+    torch.manual_seed(3)
+    out = F.intention(q, k, v, dropout_p=0.5, weight=own if weighted else None, **options)
+    torch.manual_seed(3)
+    kept = torch.zeros_like(own)
+    kept[..., :n] = torch.empty(*k.shape[:-2], n, dtype=k.dtype).bernoulli_(0.5) / 0.5
+    torch.testing.assert_close(out, F.intention(q, k, v, weight=own * kept, **options))
+
+
 @pytest.mark.parametrize("call", CALLS)
 def test_dropout_zero_changes_nothing_and_seeds_repeat(call):
     q, k, v = draw()

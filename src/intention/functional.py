@@ -15,6 +15,7 @@ from intention.covariance import Covariance, on_keys
 from intention.per_query import linear_per_query, per_query
 from intention.prepare import (
     check_call,
+    drop_rows,
     is_dual,
     plain_problem,
     prepare,
@@ -181,8 +182,14 @@ def intention(
         if problem is not None:
             out, _ = ridge(problem, Plan(is_dual(solver, key), intercept, scale), solver, trusted=True)
             return out
-    call = prepare(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa, alpha, weight, covariance, solver)
+    checks.probability(dropout_p)
+    rows = dropout_p if on_keys(covariance) and not intercept else 0.0  # a dropout that can do without weights
+    call = prepare(
+        query, key, value, attn_mask, dropout_p - rows, is_causal, enable_gqa, alpha, weight, covariance, solver
+    )
     inputs, counted = call.inputs, call.counted
+    if rows and not call.empty:
+        inputs = drop_rows(inputs, rows)
     queries_differ = is_causal or counted.per_query is not None
     own_sigma = not on_keys(covariance)
     if own_sigma:

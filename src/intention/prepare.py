@@ -119,6 +119,15 @@ def prepare(
     return Prepared(filled._replace(weight=counted.in_sigma()), counted, groups > 1, dtype)
 
 
+def drop_rows(inputs: Inputs, p: float) -> Inputs:
+    """Dropout of points as a scale of their rows: sqrt(w) K and sqrt(w) V have K'WK and K'WV, and need no weights.
+
+    For fits that are made of these two alone; a mean over points must know the weights.
+    """
+    kept = masks.drop_points(None, layout.context_lead(inputs), inputs.key, p).sqrt().unsqueeze(-1)
+    return inputs._replace(key=inputs.key * kept, value=inputs.value * kept)
+
+
 def visible(
     m: int, key: Tensor, value: Tensor, mask: Tensor | None, weight: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
