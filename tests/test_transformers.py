@@ -17,6 +17,7 @@ transformers = pytest.importorskip("transformers")
 from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, StaticCache  # noqa: E402
 
 from intention.integrations.transformers import CALLS, REFUSED, register  # noqa: E402
+from intention.nn import Intention, SigmaIntention  # noqa: E402
 
 NAMES = ["intention", "sigma_intention"]
 DECODERS, ENCODERS = ["llama", "qwen"], ["bert", "vit"]
@@ -209,11 +210,12 @@ def test_large_alpha_is_linear_attention(causal):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("family", "side"), [("bert", "right"), *product(DECODERS, ("left", "right"))])
-def test_padding_changes_nothing(name, family, side):
+@pytest.mark.parametrize("scale", ["attention", "auto"])
+def test_padding_changes_nothing(name, family, side, scale):
     lengths = [4, LENGTH, 2]
     ids = tokens(3)
     real, positions = padding(lengths, side)
-    model = build(family, name)
+    model = build(family, name, intention_scale=scale)
     where = {"position_ids": positions} if family in DECODERS else {}
     together = output(model, input_ids=ids * real, attention_mask=real, **where)
     for i, n in enumerate(lengths):
@@ -365,8 +367,9 @@ def test_packed_sequences(name):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("family", [*DECODERS, "mistral"])
 @pytest.mark.parametrize("padded", [False, True])
-def test_generate(name, family, padded):
-    model = build(family, name)
+@pytest.mark.parametrize("scale", ["attention", "auto"])
+def test_generate(name, family, padded, scale):
+    model = build(family, name, intention_scale=scale)
     inputs = {"input_ids": tokens()}
     if padded:
         inputs["attention_mask"], _ = padding([4, LENGTH], "left")
@@ -439,6 +442,21 @@ def test_alpha_of_the_config_goes_first(name):
     torch.testing.assert_close(output(model, **inputs), registered)
     saved = transformers.BertConfig.from_dict(model.config.to_dict())
     assert saved.intention_alpha == 3
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("alpha", [0.4, [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]])
+def test_scale_auto_is_that_of_the_modules(name, causal, alpha):
+    query, key, value = draw()
+    register(alpha=alpha, covariance="convex", scale="auto")
+    out, _ = call_of(name)(attention_module(), query, key, value, None, is_causal=causal)
+    head = SigmaIntention if name == "sigma_intention" else Intention
+    scale = "variance" if name == "sigma_intention" else "output"
+    wide = (x.repeat_interleave(3, 1) for x in (key, value))
+    fixed = torch.tensor(alpha, dtype=query.dtype)
+    want = head(fixed, covariance="convex", scale=scale)(query, *wide, is_causal=causal)
+    torch.testing.assert_close(out, want.transpose(1, 2))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -620,7 +638,7 @@ def test_masks_that_are_not_masks(name):
         ({"alpha": 2.0, "covariance": "convex"}, ValueError, r"alpha must be in \[0, 1\]"),
         ({"alpha": 0.0}, ValueError, "is 0 at alpha=0; use alpha > 0, or scale=1"),
         ({"covariance": "within"}, ValueError, "covariance must be one of 'ridge', 'convex', got 'within'"),
-        ({"scale": "softmax"}, ValueError, "scale must be one of 'attention', got 'softmax'"),
+        ({"scale": "softmax"}, ValueError, "scale must be one of 'attention', 'auto', got 'softmax'"),
         ({"scale": [1.0, None]}, TypeError, "scale must be a number, got NoneType"),
     ],
 )

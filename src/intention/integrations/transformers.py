@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from intention import checks, masks
 from intention import functional as F
 from intention.covariance import largest_alpha
+from intention.nn.scaling import scale_queries
 
 try:
     from transformers import AttentionInterface, AttentionMaskInterface
@@ -75,7 +76,8 @@ def register(
         covariance: "ridge", Sigma = K'K + alpha I, or "convex", Sigma = (1 - alpha) K'K + alpha I with alpha in [0, 1].
         scale: of the map Q Sigma^-1 K'. "attention" is alpha times the model's own scaling (usually head_dim**-0.5):
             for a large alpha (convex: at 1) sigma_intention is then the model's softmax attention, and intention linear
-            attention. Or a number, a sequence of one per attention head, or None = 1.
+            attention. "auto", for models that are trained from the start, is the scale of `nn.MultiheadIntention`. Or a
+            number, a sequence of one per attention head, or None = 1.
 
     Raises:
         ValueError, TypeError: naming what came and what was wanted.
@@ -110,11 +112,18 @@ def _forward(
 
     working = torch.float64 if dtype == torch.float64 else torch.float32
     alpha = _per_head(alpha, query.device, working)
-    if scale == "attention":
+    if scale == "auto":
+        name = "variance" if call is F.sigma_intention else "output"
+        counted = masks.count(mask, None, is_causal, key.shape[2], working)
+        seen = masks.number_seen(counted, is_causal, query.shape[2], key.shape[2], query.device)
+        query, scale = scale_queries(query.to(working), name, seen, alpha, covariance), None
+    elif scale == "attention":
         scale = alpha * (query.shape[-1] ** -0.5 if scaling is None else scaling)
     else:
         scale = _per_head(1.0 if scale is None else scale, query.device, working)
-    if isinstance(scale, Tensor):  # of the queries, in a precision in which alpha * query neither overflows nor rounds
+    if isinstance(
+        scale, Tensor
+    ):  # it is of the queries, in a precision in which alpha * query neither overflows nor rounds
         query = query.to(working) * (scale.view(-1, 1, 1) if scale.dim() else scale)
         scale = None
     out = call(
@@ -209,7 +218,7 @@ def _check(settings: Settings) -> None:
         if x == 0 and scale == "attention":
             raise ValueError("scale='attention' is alpha * scaling, which is 0 at alpha=0; use alpha > 0, or scale=1")
     if isinstance(scale, str):
-        checks.choice("scale", scale, ("attention",))
+        checks.choice("scale", scale, ("attention", "auto"))
     elif scale is not None:
         for x in _values(scale):
             checks.number("scale", x, "; use 'attention', a number, a list of one per head, or None")
