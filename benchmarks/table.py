@@ -150,13 +150,13 @@ def activations(result: list[dict[str, Any]]) -> str:
 
 
 def training(result: list[dict[str, Any]]) -> str:
-    """Mean loss of the first and the last 10 steps, its range over seeds, and the size of the gradient at the end."""
+    """Mean loss of the first 10 and the last 50 steps, its range over seeds, and the gradient at the end."""
     body = []
     for model, scale, name in STACKS:
         sizes = sorted({(r["n"], r["layers"]) for r in depth_rows(result, "training", model=model, scale=scale)})
         for n, layers in sizes:
             rows = depth_rows(result, "training", model=model, scale=scale, layers=layers, n=n)
-            last = [row["loss"][-1] for row in rows]
+            last = [sum(row["loss"][-5:]) / 5 for row in rows]
             spread = f" ({min(last):.2f}–{max(last):.2f})" if len(last) > 1 else ""
             first = sum(row["loss"][0] for row in rows) / len(rows)
             gradient = sum(row["gradient"][1] for row in rows) / len(rows)
@@ -164,7 +164,7 @@ def training(result: list[dict[str, Any]]) -> str:
             verdict = verdict if all(row["finite"] for row in rows) else "not finite"
             reached = f"{sum(last) / len(last):.2f}{spread}"
             body.append([name, str(layers), str(n), f"{first:.2f}", reached, f"{gradient:.1f}", verdict])
-    head = ["stack", "layers", "N", "loss, steps 1–10", "steps 191–200 (range over 3 seeds)", "gradient", "mixes"]
+    head = ["stack", "layers", "N", "loss, steps 1–10", "steps 151–200 (range over seeds)", "gradient", "mixes"]
     return markdown(head, body)
 
 
