@@ -165,9 +165,15 @@ def test_a_mixer_of_the_users_own():
         ):
             return value.mean(1, keepdim=True).expand_as(query), None
 
+    class Bare(nn.Module):
+        def forward(self, query, key, value, **options):
+            return value.mean(1, keepdim=True).expand_as(query), None
+
     x = torch.randn(B, L, E)
     layer = InformerLayer(E, H, 17, 0.0, batch_first=True, mixer=Mean())
     assert layer(x).shape == x.shape
+    bare = InformerLayer(E, H, 17, 0.0, batch_first=True, mixer=Bare())
+    assert nn.TransformerEncoder(bare, 2, enable_nested_tensor=False).eval()(x).shape == x.shape
     made = InformerLayer(E, H, 17, batch_first=True, mixer=nn.MultiheadAttention)
     assert type(made.self_attn) is nn.MultiheadAttention
     with pytest.raises(TypeError, match="alpha"):
@@ -253,6 +259,7 @@ def test_the_future_does_not_leak_through_a_stack(stack):
     first.load_state_dict(model.state_dict())
     assert torch.allclose(first(x.transpose(0, 1), is_causal=True).transpose(0, 1), a, atol=1e-9)
     assert torch.allclose(first(x[0], is_causal=True), a[0], atol=1e-9)
+    assert torch.allclose(model(x[0], is_causal=True), a[0], atol=1e-9)
 
 
 @pytest.mark.parametrize("stack", STACKS)
@@ -438,6 +445,9 @@ def test_what_is_pruned_normed_or_adapted_is_left_alone():
         lambda m: m.out_proj.register_forward_hook(lambda *_: None),
         lambda m: m.register_buffer("extra", torch.zeros(1)),
         lambda m: m.out_proj.register_parameter("bias", None),
+        lambda m: m.register_full_backward_pre_hook(lambda *_: None),
+        lambda m: m.register_state_dict_post_hook(lambda *_: None),
+        lambda m: setattr(m, "forward", lambda *_: None),
     ):
         attention = nn.MultiheadAttention(E, H, batch_first=True)
         change(attention)
@@ -446,7 +456,7 @@ def test_what_is_pruned_normed_or_adapted_is_left_alone():
     before = [m(x, x, x)[0] for m in made[:1]]
     swapped = swap_attention(model, "sigma_intention")
     assert swapped.changed == ()
-    assert len(swapped.skipped) == 6
+    assert len(swapped.skipped) == 9
     assert torch.equal(model[0](x, x, x)[0], before[0])
 
 
@@ -476,6 +486,36 @@ def test_a_mixer_of_the_users_own_keeps_torch_off_its_fast_path():
         swap_attention(nn.MultiheadAttention(E, H), lambda *a, **k: nn.Linear(1, 1))
     with pytest.raises(TypeError, match="a MultiheadIntention that exists already"):
         swap_attention(nn.MultiheadAttention(E, H), MultiheadIntention(E, H))
+
+
+def test_conversion_names_the_parameters_that_are_new():
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(E, H, batch_first=True), 2)
+    assert swap_attention(copy.deepcopy(model), alpha=0.5).added == ()
+    swapped = swap_attention(model)
+    assert swapped.added == ("layers.0.self_attn.alpha.theta", "layers.1.self_attn.alpha.theta")
+    assert "new         layers.0.self_attn.alpha.theta" in str(swapped)
+
+
+def test_a_wrapped_model_is_refused():
+    """DDP would not know of a new alpha, and ranks would drift apart."""
+
+    class DistributedDataParallel(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.module = nn.MultiheadAttention(E, H)
+
+    with pytest.raises(ValueError, match="call swap_attention first"):
+        swap_attention(DistributedDataParallel())
+
+
+def test_a_mixer_put_in_by_hand_can_be_made_safe_afterwards():
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(E, H, 17, batch_first=True), 2).eval()
+    for layer in model.layers:
+        layer.self_attn = MultiheadIntention.from_attention(layer.self_attn)
+    x = torch.randn(B, L, E)
+    assert swap_attention(model).changed == ()
+    with torch.no_grad():
+        assert model(x, src_key_padding_mask=padding()).shape == x.shape
 
 
 def test_conversion_is_all_or_nothing():

@@ -199,7 +199,11 @@ def check_leading_dimensions():
     assert told == [4, 1 + 7 + 4 * 3, 28 + 4 * 7 * 3 + 7]
     close(distributed.intention(query[0, 0], parts[0], parts[1][0]), F.intention(query[0, 0], key, value[0]), 1e-10)
     empty = key[:0], value[0, :0]
-    assert not distributed.intention(query, *empty, alpha=rank * 1.0, intercept=True).any()  # no points at all
+    for alpha in (0.0, 1.0):
+        assert not distributed.intention(query, *empty, alpha=alpha, intercept=True).any()  # no points at all
+    for alpha in (rank * 1.0, torch.tensor(rank * 1.0)):
+        with pytest.raises(ValueError, match=r"alpha 1\.0"):
+            distributed.fit(*parts, alpha=alpha)
 
 
 def check_what_is_sent():

@@ -500,3 +500,35 @@ def test_fixed_alphas_are_checked_when_they_come():
         Attention(scale="variance")
     with pytest.raises(ValueError, match="scale must be finite"):
         Intention(scale=math.nan)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_fixed_alpha_keeps_its_precision(dtype):
+    """0.999 is 1 in bfloat16, and 1e5 is infinite in float16."""
+    query, key, value = points(dtype)
+    for alpha in (0.999, 1e5):
+        head = Intention(torch.tensor(alpha)).to(dtype)
+        assert head.alpha.item() == pytest.approx(alpha)
+        assert torch.equal(head(query, key, value), Intention(alpha)(query, key, value))
+    assert Intention(torch.tensor(0.3)).to("meta").alpha.is_meta
+    assert Intention(torch.tensor(0.3)).double().alpha.dtype == torch.float64
+
+
+def test_modules_can_be_made_on_a_default_device():
+    with torch.device("meta"):
+        assert LearnableAlpha(0.3, (2,)).theta.is_meta
+        assert ContextAlpha(D, K).answer[-1].bias.is_meta
+
+
+def test_a_scale_that_would_be_zero_is_refused():
+    for alpha in (1.0, torch.tensor([0.5, 1.0])):
+        with pytest.raises(ValueError, match="use scale='attention'"):
+            Intention(alpha, covariance="convex", scale="output")
+        Intention(alpha, covariance="convex", scale="attention")
+
+
+def test_mixed_dtypes_give_the_wider_one():
+    query, key, value = points(torch.float32)
+    for head in (Intention(0.3, scale="variance"), SigmaIntention(0.3, scale="variance")):
+        assert head(query, key, value.double()).dtype == torch.float64
+        assert head(query.bfloat16(), key, value).dtype == torch.float32

@@ -407,6 +407,36 @@ def test_one_projection_serves_self_intention(monkeypatch):
         assert (3 * E, E) in calls
 
 
+@pytest.mark.parametrize("extra", [{"add_bias_kv": True}, {"add_zero_attn": True}])
+@pytest.mark.parametrize("mixer", [MultiheadIntention, MultiheadAttention])
+def test_extra_points_are_seen_by_all_causal_queries(extra, mixer):
+    """The hint would hide them, since they come last."""
+    mixer = mixer(E, H, batch_first=True, dtype=torch.float64, **extra)
+    x, mask = randn(B, L, E), torch.ones(L, L, dtype=torch.bool).triu(1)
+    want = mixer(x, x, x, attn_mask=mask, need_weights=False)[0]
+    assert torch.equal(mixer(x, x, x, attn_mask=mask, is_causal=True, need_weights=False)[0], want)
+
+
+def test_heads_of_a_neural_process_have_masks_of_their_own():
+    mixer = MultiheadNeuralProcess(E, H, batch_first=True, dtype=torch.float64)
+    nn.init.eye_(mixer.out_proj.weight)
+    x = randn(B, L, E)
+    rows = torch.zeros(B, H, L, L, dtype=torch.bool)
+    rows[:, 1, :, 2] = True
+    plain, masked = mixer(x, x, x)[0], mixer(x, x, x, attn_mask=rows.flatten(0, 1))[0]
+    changed = (plain - masked).abs().unflatten(-1, (H, -1)).amax((0, 1, 3)) > 1e-6
+    assert changed.tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize("softmax", [False, True])
+def test_a_bool_mask_beside_float_padding_hides_whole_rows(softmax):
+    mixer = MultiheadIntention(E, H, batch_first=True, softmax=softmax, dtype=torch.float64)
+    x, rows = randn(B, L, E), torch.zeros(L, L, dtype=torch.bool)
+    rows[2] = True
+    out = mixer(x, x, x, attn_mask=rows, key_padding_mask=torch.zeros(B, L, dtype=torch.float64))[0]
+    assert torch.equal(out[:, 2], mixer.out_proj.bias.expand(B, E))
+
+
 # --- state ------------------------------------------------------------------------------------------------------------
 
 
@@ -479,8 +509,11 @@ def test_a_module_made_on_meta_gets_its_alpha_with_torchs_weights():
     ours.alpha.theta.data.fill_(9.0)
     ours._reset_parameters()
     assert torch.allclose(ours.alpha(), torch.full((H,), 0.2))
-    fixed = MultiheadIntention(E, H, dtype=torch.float64, alpha=torch.tensor([0.1, 0.2, 0.3]))
-    assert fixed.alpha.dtype == torch.float64
+    fixed = MultiheadIntention(E, H, device="meta", alpha=torch.tensor([0.1, 0.2, 0.3]))
+    assert fixed.alpha.is_meta
+    assert fixed.to_empty(device="cpu").alpha.tolist() == pytest.approx([0.1, 0.2, 0.3])
+    with torch.device("meta"):
+        assert MultiheadIntention(E, H).alpha.theta.is_meta
 
 
 def test_parameters_can_be_reset_and_made_elsewhere():

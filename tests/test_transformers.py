@@ -273,7 +273,7 @@ def test_encoder_models_may_want_the_whole_mask(name):
     embeddings = torch.zeros(2, LENGTH, 24)
     mask = masking.create_bidirectional_mask(config, embeddings, real, allow_is_bidirectional_skip=False)
     assert mask.shape == (2, 1, LENGTH, LENGTH)
-    assert (mask == real[:, None, None, :].bool()).all()
+    assert ((mask == 0) == real[:, None, None, :].bool()).all()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -669,3 +669,58 @@ def test_without_transformers(monkeypatch):
     monkeypatch.delitem(sys.modules, "intention.integrations.transformers")
     with pytest.raises(ImportError, match=r'pip install "intention\[transformers\]"'):
         importlib.import_module("intention.integrations.transformers")
+
+
+# --------------------------------------------------------------------------- models that do not ask for our function
+
+
+OUTSIDE = {  # they compute attention of their own, and add the mask to its scores
+    "bloom": lambda: transformers.BloomConfig(
+        vocab_size=37, hidden_size=24, n_layer=2, n_head=6, initializer_range=0.3
+    ),
+    "megatron": lambda: transformers.MegatronBertConfig(**TOKENS),
+    "roformer": lambda: transformers.RoFormerConfig(**TOKENS),
+}
+
+
+@pytest.mark.parametrize("family", OUTSIDE)
+@pytest.mark.parametrize("padded", [False, True])
+def test_models_with_an_attention_of_their_own_keep_their_masks(family, padded):
+    """Neither causality nor padding may get lost because the mask is of a kind that they do not know."""
+    auto = transformers.AutoModelForCausalLM if family == "bloom" else transformers.AutoModel
+    outs = []
+    ids, (real, _) = tokens(), padding([4, LENGTH], "right")
+    for name in ("sigma_intention", "eager"):
+        torch.manual_seed(0)
+        model = auto.from_config(OUTSIDE[family](), attn_implementation=name).eval()
+        outs.append(output(model, input_ids=ids, attention_mask=real if padded else None))
+    where = real.bool() if padded else torch.ones_like(real).bool()
+    torch.testing.assert_close(outs[0][where], outs[1][where])
+
+
+def test_masks_that_a_model_changes_are_read_again():
+    """A model may add to its mask, in place or not; what we know of the mask then no longer holds."""
+    masking = transformers.masking_utils
+    config = build("llama", "intention").config
+    embeddings = torch.zeros(2, 5, 24)
+    query, key, value = draw(heads=2, dtype=torch.float32)
+    module = attention_module(intention_alpha=0.4, intention_scale=None)
+
+    def made():
+        return masking.create_causal_mask(config, embeddings, None, None, torch.arange(5)[None])
+
+    want = F.intention(query, key, value, is_causal=True, alpha=0.4).transpose(1, 2)
+    torch.testing.assert_close(call_of("intention")(module, query, key, value, made())[0], want)
+    only_self = torch.full((5, 5), -torch.inf).masked_fill(torch.eye(5).bool(), 0.0)
+    want = F.intention(query, key, value, torch.eye(5).bool(), alpha=0.4).transpose(1, 2)
+    torch.testing.assert_close(call_of("intention")(module, query, key, value, made() + only_self)[0], want)
+    changed = made()
+    changed += only_self
+    torch.testing.assert_close(call_of("intention")(module, query, key, value, changed)[0], want)
+
+
+def test_a_module_that_does_not_say_is_not_causal():
+    query, key, value = draw(heads=2)
+    module = SimpleNamespace(training=False, config=SimpleNamespace(intention_scale=None))
+    want = F.intention(query, key, value, alpha=0.7).transpose(1, 2)
+    torch.testing.assert_close(call_of("intention")(module, query, key, value, None)[0], want)

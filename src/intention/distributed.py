@@ -220,4 +220,5 @@ def _local(key: Tensor, value: Tensor, weight: Tensor | None, alpha: Tensor) -> 
     seen = (*moments.scatter.shape[:-2], "N", d), (*moments.cross.shape[:-2], "N", k)
     names = ["(" + ", ".join(map(str, shape)) + ")" for shape in seen]
     grad = "" if torch.is_grad_enabled() else ", no_grad"
+    grad += f", alpha {alpha.detach().tolist()}"
     return Local(moments, alpha, dtype, f"key {names[0]} {key.dtype}, value {names[1]} {value.dtype}{grad}")

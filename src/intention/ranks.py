@@ -92,8 +92,8 @@ def _raise_together(text: str, error: Exception | None, failed: bool, group: Any
     if failed:
         raise RuntimeError(f"another rank of {len(told)} cannot take part:\n{listing}")
     raise ValueError(
-        "all ranks must be called with the same leading dimensions, d, k, dtypes, grad mode and options (N may differ, "
-        f"and be 0), got\n{listing}"
+        "all ranks must be called with the same leading dimensions, d, k, dtypes, grad mode, alpha and options (N may "
+        f"differ, and be 0), got\n{listing}"
     )
 
 

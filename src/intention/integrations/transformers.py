@@ -106,8 +106,8 @@ def _forward(
     _refuse(kwargs, attention_mask)
     heads, dtype = query.shape[1], query.dtype
     alpha, covariance, scale = _settings(module, defaults, heads)
-    if is_causal is None:
-        is_causal = getattr(module, "is_causal", True)  # transformers' own default
+    if is_causal is None:  # a module that does not say: where it is causal, `_mask` made it a mask
+        is_causal = getattr(module, "is_causal", False)
     mask, is_causal = _visible(attention_mask, bool(is_causal), query.shape[2], key.shape[2], query.device)
 
     working = torch.float64 if dtype == torch.float64 else torch.float32
@@ -145,6 +145,9 @@ def _visible(
     mask: Tensor | None, is_causal: bool, queries: int, keys: int, device: torch.device
 ) -> tuple[Tensor | None, bool]:
     """The (mask, is_causal) of functional: a mask says all there is to say, without one the flag does."""
+    known = getattr(mask, "intention_mask", None)
+    if known is not None and known.version == _version(mask):  # else the model has changed it
+        return (None, True) if known.seen is None else (known.seen, False)
     if mask is not None:
         return _log_weights(mask), False
     if not is_causal or queries == 1:
@@ -168,31 +171,52 @@ def _log_weights(mask: Tensor) -> Tensor:
     return mask.masked_fill(mask <= torch.finfo(mask.dtype).min, -torch.inf)
 
 
+class Known(NamedTuple):
+    """What a mask of ours says, beside the float that models may add to scores."""
+
+    seen: Tensor | None  # bool; None is the causal triangle
+    version: int  # of the float mask when it was made
+
+
+def _version(x: Tensor | None) -> int:
+    return -1 if x is None or x.is_inference() else x._version
+
+
 def _mask(
+    batch_size: int,
     q_length: int,
     kv_length: int,
     mask_function: Callable[..., Any] = causal_mask_function,
     allow_is_causal_skip: bool = True,
     allow_is_bidirectional_skip: bool = False,
+    dtype: torch.dtype = torch.float32,
     **kwargs: Any,
 ) -> Tensor | None:
-    """transformers' sdpa_mask, (B, 1, L, S) bool or None, but (B, 1, 1, S) where all queries see the same keys.
+    """A float mask as transformers' eager_mask makes it, 0 and the lowest number, that knows what it stands for.
 
-    That one is fitted once, not once per query. A model that wants its mask whole, to add to it, forbids the skip.
+    A float, and no None for a causal model: some models do not ask for our function but add the mask to scores of their
+    own. Where all queries see the same keys it is (B, 1, 1, S): that is fitted once, not once per query. A model that
+    wants its mask whole, to add to it, forbids the skip.
     """
     if mask_function is bidirectional_mask_function and allow_is_bidirectional_skip:
         q_length = 1
-    # the skip also covers a preallocated cache that is longer than its first tokens: there None would mean "the first
-    # keys", while None with L < S means "the last queries" in _visible
-    square = q_length in (1, kv_length)
-    return sdpa_mask(
+    seen = sdpa_mask(
+        batch_size=batch_size,
         q_length=q_length,
         kv_length=kv_length,
         mask_function=mask_function,
-        allow_is_causal_skip=allow_is_causal_skip and square,
+        # the skip also covers a preallocated cache, longer than its first tokens, where no triangle says it
+        allow_is_causal_skip=allow_is_causal_skip and q_length in (1, kv_length),
         allow_is_bidirectional_skip=allow_is_bidirectional_skip,
         **kwargs,
     )
+    if seen is None and (q_length == 1 or allow_is_bidirectional_skip):  # everything is seen
+        return None
+    shown = masks.causal(q_length, kv_length, kwargs.get("device", "cpu")) if seen is None else seen
+    shown = shown.expand(batch_size, 1, *shown.shape[-2:])
+    out = torch.zeros(shown.shape, dtype=dtype, device=shown.device).masked_fill(~shown, torch.finfo(dtype).min)
+    out.intention_mask = Known(seen, _version(out))  # type: ignore[attr-defined]
+    return out
 
 
 def _settings(module: nn.Module, defaults: Settings, heads: int) -> Settings:

@@ -12,6 +12,7 @@ from intention import checks, masks
 from intention.covariance import Covariance, default_alpha, gain_of, largest_alpha
 from intention.masks import Counted
 from intention.nn.embed import mlp
+from intention.nn.scaling import Scale
 
 Alpha = float | Tensor | nn.Module | None
 
@@ -30,6 +31,7 @@ class LearnableAlpha(nn.Module):
         start: number or tensor; None is the default of the covariance.
         shape: of theta, where `start` is a number: () is one for all heads, (heads,) one for each.
         covariance: that of the module it is for; every one but "convex" takes alpha = exp(theta).
+        device, dtype: of theta.
     """
 
     def __init__(
@@ -51,7 +53,7 @@ class LearnableAlpha(nn.Module):
     def reset_parameters(self) -> None:
         """Back to the start value."""
         with torch.no_grad():
-            self.theta.copy_(torch.tensor(self.start, dtype=torch.float64))
+            self.theta.copy_(torch.tensor(self.start, dtype=torch.float64, device="cpu"))
 
     def forward(self) -> Tensor:
         return _positive(self.theta, self.convex).reshape(self.shape)
@@ -73,6 +75,7 @@ class ContextAlpha(nn.Module):
         hidden: width of the networks.
         start: the alpha before training; None is the default of the covariance.
         covariance: that of the module it is for.
+        device, dtype: of the networks.
     """
 
     def __init__(
@@ -113,8 +116,36 @@ def mean_of_points(x: Tensor, weight: Tensor | None) -> Tensor:
     return ((weight / torch.where(total > 0, total, 1.0)) @ x.to(wide)).to(dtype)
 
 
-def hold_alpha(module: nn.Module, alpha: Alpha, covariance: Covariance) -> None:
+class HoldsAlpha(nn.Module):
+    """A module with an alpha that was given by `hold_alpha`."""
+
+    given_alpha: Tensor | None = None  # a fixed one that is a tensor, as it came: on meta the buffer has no value
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """A fixed alpha moves with the module but keeps its precision: in bfloat16 0.999 is 1, in float16 1e5 infinite.
+
+        It is not in the state_dict, so it must also survive the way over meta.
+        """
+        before = self._buffers.get("alpha")
+        super()._apply(fn, recurse)
+        after = self._buffers.get("alpha")
+        if before is not None and after is not None and not after.is_meta:
+            if before.is_meta and self.given_alpha is not None:
+                self._buffers["alpha"] = self.given_alpha.to(after.device)
+            elif after.dtype in (torch.float16, torch.bfloat16):
+                self._buffers["alpha"] = before.to(after.device)
+        return self
+
+
+def hold_alpha(module: HoldsAlpha, alpha: Alpha, covariance: Covariance, scale: Scale) -> None:
     """Check alpha and register it: a fixed one is configuration and stays out of the state_dict."""
+    vanishing = covariance == "convex" and scale in ("variance", "output")
+    known = not isinstance(alpha, nn.Module | None) and not (isinstance(alpha, Tensor) and alpha.is_meta)
+    if vanishing and known and bool((torch.as_tensor(alpha) == 1).any()):
+        raise ValueError(
+            f"alpha=1 with covariance='convex' leaves nothing of K'K, and scale={scale!r} is times 1 - alpha = 0; use "
+            "scale='attention' for what it is then: attention, or linear attention"
+        )
     if isinstance(alpha, nn.Parameter):
         raise TypeError(
             "alpha as a bare nn.Parameter may turn negative in training; use LearnableAlpha(start), which cannot, "
@@ -134,6 +165,7 @@ def hold_alpha(module: nn.Module, alpha: Alpha, covariance: Covariance) -> None:
             raise TypeError(f"alpha must have a floating-point dtype, got {alpha.dtype}; use alpha.float()")
         if not alpha.is_meta:
             checks.require_values(None, alpha, gain_of(alpha, covariance))
+        module.given_alpha = alpha
         module.register_buffer("alpha", alpha, persistent=False)
         return
     if alpha is not None and not isinstance(alpha, nn.Module):
@@ -162,7 +194,7 @@ def alpha_of_call(
 def _theta(start: float | Tensor | None, covariance: Covariance) -> Tensor:
     start = default_alpha(covariance) if start is None else start
     upper = 1.0 if covariance == "convex" else math.inf
-    value = torch.as_tensor(start, dtype=torch.float64)
+    value = torch.as_tensor(start, dtype=torch.float64, device="cpu")  # also where the default device is meta
     if not bool(((value > 0) & (value < upper)).all()):
         raise ValueError(
             f"the start of a learnable alpha must be inside (0, {'1' if upper == 1 else 'inf'}), got {start}; a fixed "

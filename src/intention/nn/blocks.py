@@ -251,6 +251,9 @@ def _mixer(mixer: Mixer, attention: nn.MultiheadAttention, options: dict[str, An
             f"the mixer has batch_first={not attention.batch_first} and the layer {attention.batch_first}; "
             "make them agree"
         )
+    for name, wanted in (("batch_first", attention.batch_first), ("_qkv_same_embed_dim", False)):
+        if not hasattr(mixer, name):
+            vars(mixer)[name] = wanted  # nn.TransformerEncoder asks for them
     return mixer
 
 

@@ -10,7 +10,17 @@ from torch import nn
 from intention.nn.mixers import make_mixer
 from intention.nn.multihead import Multihead, settings_of, unlike_torchs
 
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+HOOKS = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+    "_state_dict_hooks",
+    "_state_dict_pre_hooks",
+    "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
+)
+WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel")
 
 
 class Swapped(NamedTuple):
@@ -19,11 +29,13 @@ class Swapped(NamedTuple):
     model: nn.Module  # the same object, unless it was itself an nn.MultiheadAttention
     changed: tuple[str, ...]  # names of the modules that were replaced
     skipped: dict[str, str]  # name of a module that computes attention and was left alone -> why
+    added: tuple[str, ...]  # names of parameters that are new: an optimiser that exists does not know them
 
     def __str__(self) -> str:
         lines = [f"{len(self.changed)} replaced, {len(self.skipped)} left alone"]
         lines += [f"  replaced    {name or '(the model itself)'}" for name in self.changed]
         lines += [f"  left alone  {name or '(the model itself)'}: {why}" for name, why in self.skipped.items()]
+        lines += [f"  new         {name}" for name in self.added]
         return "\n".join(lines)
 
 
@@ -38,12 +50,15 @@ def swap_attention(
       replaced    layers.0.self_attn
       replaced    layers.1.self_attn
 
+    Convert before wrapping a model in DDP or FSDP, and before making its optimiser where alpha is learnt.
+
     Args:
         model: any module.
         mixer: as in `InformerLayer`: a name, a class or a function.
         options: of the mixer: alpha, covariance, scale. With mixer="sigma_intention", covariance="convex", alpha=1 and
             scale="attention" the model computes what it did; the same with covariance="ridge" as alpha grows.
     """
+    _check_unwrapped(model)
     made: dict[int, nn.Module] = {}  # a module used at several places stays one
     changed: list[str] = []
     skipped: dict[str, str] = {}
@@ -57,11 +72,25 @@ def swap_attention(
             changed.append(name)
     # nothing has changed so far, should an option be wrong
     modules: dict[str, Any] = dict(model.named_modules(remove_duplicate=False))
+    before = {name for name, _ in model.named_parameters()}
     for name in filter(None, changed):
         parent, _, leaf = name.rpartition(".")
         setattr(modules[parent], leaf, made[id(modules[name])])
-        _slow(modules, name)
-    return Swapped(made.get(id(model), model), tuple(changed), skipped)
+    for name, module in modules.items():
+        if id(module) in made or isinstance(module, Multihead):
+            _slow(modules, name)
+    model = made.get(id(model), model)
+    added = [name for name, _ in model.named_parameters() if name not in before]
+    return Swapped(model, tuple(changed), skipped, tuple(added))
+
+
+def _check_unwrapped(model: nn.Module) -> None:
+    wrapped = any(type(m).__name__ in WRAPPERS for m in model.modules())
+    if wrapped or any(hasattr(p, "to_local") for p in model.parameters()):
+        raise ValueError(
+            "the model is wrapped in DDP or FSDP, which would not know of a new alpha; call swap_attention first, and "
+            "wrap what it returns"
+        )
 
 
 def _converted(attention: nn.MultiheadAttention, mixer: str | Callable[..., nn.Module], options: Any) -> nn.Module:
@@ -98,9 +127,12 @@ def _why_not(module: nn.Module) -> str | None:
         return f"{type(module).__name__} is not an nn.MultiheadAttention: its own forward computes attention" * own
     if type(module) is not nn.MultiheadAttention:
         return f"{type(module).__name__} is a subclass of nn.MultiheadAttention and may compute something else"
-    if any(getattr(m, hook, None) for m in module.modules() for hook in HOOKS):
+    if "forward" in vars(module):
+        return "its forward was replaced by hand and may compute something else"
+    unlike = unlike_torchs(module)
+    if not unlike and any(getattr(m, hook, None) for m in module.modules() for hook in HOOKS):
         return "it has hooks, which would be lost; remove them first and register them again"
-    return unlike_torchs(module) or None
+    return unlike or None
 
 
 def _computes_attention(module: nn.Module) -> bool:

@@ -15,7 +15,7 @@ from intention.context import Context
 from intention.covariance import Covariance
 from intention.fitting import fit
 from intention.kernels import as_kernel
-from intention.nn.alpha import Alpha, alpha_of_call, hold_alpha, mean_of_points
+from intention.nn.alpha import Alpha, HoldsAlpha, alpha_of_call, hold_alpha, mean_of_points
 from intention.nn.call import shared_mask, solve, unit_vectors
 from intention.nn.scaling import Scale, check_scale
 
@@ -174,7 +174,7 @@ class NeuralProcess(Head):
         return self.embed_output(torch.cat(both, -1))
 
 
-class SigmaIntention(Head):
+class SigmaIntention(Head, HoldsAlpha):
     """softmax(e_Q(Q) Sigma^-1 e_K(K)' scale) e_V(V) with Sigma = K'K + alpha I of the embedded keys.
 
     >>> head = SigmaIntention(0.1)
@@ -199,7 +199,7 @@ class SigmaIntention(Head):
         checks.covariance(covariance)
         check_scale(scale, softmax=True)
         self.intercept, self.covariance, self.scale = intercept, covariance, scale
-        hold_alpha(self, alpha, covariance)
+        hold_alpha(self, alpha, covariance, scale)
 
     def forward(
         self,
@@ -227,7 +227,7 @@ class SigmaIntention(Head):
         )
 
 
-class Intention(Head):
+class Intention(Head, HoldsAlpha):
     """Least squares as a layer: e_Q(Q) w with w = e_w(Sigma^-1 e_K(K)' e_V(V)), fitted on (key, value).
 
     >>> head = Intention(alpha=0.1, intercept=True)
@@ -273,7 +273,7 @@ class Intention(Head):
         checks.covariance(covariance)
         check_scale(scale, softmax=False)
         self.intercept, self.covariance, self.scale = intercept, covariance, scale
-        hold_alpha(self, alpha, covariance)
+        hold_alpha(self, alpha, covariance, scale)
         self.kernel = None if kernel is None else as_kernel(kernel)
         several = [constraints] if isinstance(constraints, LinearConstraint) else list(constraints)
         self.constraints = nn.ModuleList(several)

@@ -12,7 +12,7 @@ from intention import functional as F
 from intention import masks
 from intention.covariance import Covariance
 from intention.nn import checks
-from intention.nn.alpha import Alpha, LearnableAlpha, hold_alpha
+from intention.nn.alpha import Alpha, HoldsAlpha, LearnableAlpha, hold_alpha
 from intention.nn.call import solve
 from intention.nn.scaling import Scale, check_scale
 
@@ -173,7 +173,7 @@ def unlike_torchs(attention: nn.MultiheadAttention) -> str:
     return ""
 
 
-class MultiheadIntention(Multihead):
+class MultiheadIntention(Multihead, HoldsAlpha):
     """Intention in the place of attention: one line changes, weights load.
 
     >>> mixer = MultiheadIntention(32, 4, batch_first=True)
@@ -228,9 +228,11 @@ class MultiheadIntention(Multihead):
             alpha = LearnableAlpha(None, (num_heads,), covariance)
         if isinstance(alpha, Tensor | LearnableAlpha):
             checks.alpha_per_head(tuple(alpha.shape), num_heads)
-        if isinstance(alpha, Tensor | nn.Module):
+        if isinstance(alpha, nn.Module):
             alpha = alpha.to(self.out_proj.weight.device, self.out_proj.weight.dtype)
-        hold_alpha(self, alpha, covariance)
+        hold_alpha(self, alpha, covariance, scale)
+        if isinstance(alpha, Tensor):
+            self._buffers["alpha"] = alpha.to(self.out_proj.weight.device)
         self.softmax, self.covariance, self.scale = softmax, covariance, scale
 
     def mix(self, heads: Heads) -> Tensor:
