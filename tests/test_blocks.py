@@ -496,6 +496,11 @@ def test_conversion_names_the_parameters_that_are_new():
     assert "new         layers.0.self_attn.alpha.theta" in str(swapped)
 
 
+def test_a_model_without_attention_is_noticed():
+    with pytest.warns(UserWarning, match=r"found no nn\.MultiheadAttention in Linear"):
+        swap_attention(nn.Linear(2, 2))
+
+
 def test_a_wrapped_model_is_refused():
     """DDP would not know of a new alpha, and ranks would drift apart."""
 

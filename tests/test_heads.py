@@ -319,7 +319,7 @@ def test_a_large_alpha_with_scale_attention_is_attention(covariance):
 
 
 def test_scales_that_cannot_be_are_refused():
-    with pytest.raises(ValueError, match="one of 'variance', 'output', 'attention'"):
+    with pytest.raises(ValueError, match="number, None, or one of 'variance', 'output', 'attention'"):
         Intention(scale="varience")
     with pytest.raises(ValueError, match="a softmax averages"):
         SigmaIntention(scale="output")
@@ -369,6 +369,9 @@ def test_a_kernel_head_takes_masks_and_embeddings():
     out = head(query, key, value, keep)
     assert off(out[1], head(query[1], key[1, :5], value[1, :5])) < 1e-9
     assert off(head.fit(key, value)(embed(query)), head(query, key, value)) < 1e-12
+    assert off(head.fit(key, value, keep)(embed(query)), out) < 1e-12
+    with pytest.raises(ValueError, match="need one fit"):
+        head.fit(key, value, torch.ones(M, N, dtype=torch.bool))
 
 
 @pytest.mark.parametrize("head", [Intention(0.3), SigmaIntention(0.3), Attention(), LinearAttention()])

@@ -382,4 +382,4 @@ except ImportError as error:
     print(error)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "pip install 'intention[sklearn]'" in done.stdout
+    assert "pip install 'scikit-learn>=1.6'" in done.stdout

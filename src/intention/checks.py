@@ -273,7 +273,8 @@ def mask(mask: object, device: torch.device, m: int, n: int, lead: tuple[int, ..
     if not _broadcasts(mask.shape, (*lead, m, n)):
         raise ValueError(
             f"attn_mask must broadcast to {(*lead, m, n)} = (..., M, N), got {tuple(mask.shape)}; a padding mask "
-            "(batch, N) goes in as mask[:, None, None, :] beside (batch, heads, points, features)"
+            "(batch, N) goes in as mask[:, None, :] beside (batch, points, features), or as mask[:, None, None, :] "
+            "where there are heads"
         )
 
 

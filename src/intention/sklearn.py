@@ -24,7 +24,7 @@ try:
     from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 except ImportError as error:
     raise ImportError(
-        f"intention.sklearn needs scikit-learn 1.6 or later ({error}); use pip install 'intention[sklearn]'"
+        f"intention.sklearn needs scikit-learn 1.6 or later ({error}); use pip install 'scikit-learn>=1.6'"
     ) from error
 
 __all__ = ["IntentionClassifier", "IntentionRegressor"]

@@ -110,7 +110,7 @@ def _safetensors() -> Any:
         import safetensors.torch
     except ImportError:
         raise ImportError(
-            "saving and loading need the package safetensors: pip install intention[safetensors]; or put "
+            "saving and loading need the package safetensors: pip install safetensors; or put "
             "ctx.state_dict() where your other tensors go"
         ) from None
     return safetensors.torch

@@ -23,7 +23,7 @@ try:
 except ImportError as error:
     raise ImportError(
         f"intention.integrations.transformers needs transformers 5.22 or later ({error}); "
-        'use pip install "intention[transformers]"'
+        'use pip install "transformers>=5.22"'
     ) from error
 
 __all__ = ["register"]

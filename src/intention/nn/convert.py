@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -79,6 +80,12 @@ def swap_attention(
     for name, module in modules.items():
         if id(module) in made or isinstance(module, Multihead):
             _slow(modules, name)
+    if not changed and not skipped:
+        warnings.warn(
+            f"swap_attention found no nn.MultiheadAttention in {type(model).__name__} and changed nothing; for Hugging "
+            "Face models use intention.integrations.transformers",
+            stacklevel=2,
+        )
     model = made.get(id(model), model)
     added = [name for name, _ in model.named_parameters() if name not in before]
     return Swapped(model, tuple(changed), skipped, tuple(added))

@@ -291,9 +291,14 @@ class Intention(Head, HoldsAlpha):
         """Whether this head needs a `Context`."""
         return self.kernel is not None or len(self.constraints) > 0
 
-    def fit(self, key: Tensor, value: Tensor, weight: Tensor | None = None) -> Context:
-        """The fitted context, under the constraints. It answers embedded queries: context(head.embed_query(query))."""
-        return self._fit(self.embed_key(key), self.embed_value(value), None, weight)
+    def fit(
+        self, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, *, weight: Tensor | None = None
+    ) -> Context:
+        """The fitted context, under the constraints. It answers embedded queries: context(head.embed_query(query)).
+
+        Points that a mask (..., 1, N) hides count 0 in it.
+        """
+        return self._fit(self.embed_key(key), self.embed_value(value), shared_mask(attn_mask, False), weight)
 
     def _fit(self, key: Tensor, value: Tensor, attn_mask: Tensor | None, weight: Tensor | None) -> Context:
         counted = masks.count(attn_mask, weight, False, key.shape[-2], key.dtype)

@@ -36,7 +36,9 @@ def check_scale(scale: object, softmax: bool) -> None:
         if scale is not None and not math.isfinite(scale):  # type: ignore[arg-type]
             raise ValueError(f"scale must be finite, got {scale}; use None for 1")
         return
-    checks.choice("scale", scale, SCALES)
+    if scale not in SCALES:
+        names = ", ".join(map(repr, SCALES))
+        raise ValueError(f"scale must be a number, None, or one of {names} ('auto' in mixers), got {scale!r}")
     if scale == "output" and softmax:
         raise ValueError("scale='output' is for sums over values, and a softmax averages them; use scale='variance'")
 
