@@ -667,7 +667,7 @@ def test_both_registries_know_both_names():
 def test_without_transformers(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     monkeypatch.delitem(sys.modules, "intention.integrations.transformers")
-    with pytest.raises(ImportError, match='pip install "transformers>=5.22"'):
+    with pytest.raises(ImportError, match=r'pip install "transformers>=5\.22"'):
         importlib.import_module("intention.integrations.transformers")
 
 
