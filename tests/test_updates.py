@@ -318,5 +318,5 @@ def test_errors_name_what_came_and_the_remedy():
 
 def test_safetensors_is_named_where_it_is_missing(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "safetensors", None)
-    with pytest.raises(ImportError, match=r"pip install intention\[safetensors\]"):
+    with pytest.raises(ImportError, match=r"pip install safetensors"):
         intention.fit(torch.randn(5, 2), torch.randn(5, 1)).save(tmp_path / "ctx")
