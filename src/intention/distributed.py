@@ -219,6 +219,5 @@ def _local(key: Tensor, value: Tensor, weight: Tensor | None, alpha: Tensor) -> 
     d, k = moments.cross.shape[-2:]
     seen = (*moments.scatter.shape[:-2], "N", d), (*moments.cross.shape[:-2], "N", k)
     names = ["(" + ", ".join(map(str, shape)) + ")" for shape in seen]
-    grad = "" if torch.is_grad_enabled() else ", no_grad"
-    grad += f", alpha {alpha.detach().tolist()}"
-    return Local(moments, alpha, dtype, f"key {names[0]} {key.dtype}, value {names[1]} {value.dtype}{grad}")
+    rest = f"alpha {alpha.detach().tolist()}" + ("" if torch.is_grad_enabled() else ", no_grad")
+    return Local(moments, alpha, dtype, f"key {names[0]} {key.dtype}, value {names[1]} {value.dtype}, {rest}")

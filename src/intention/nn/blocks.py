@@ -211,7 +211,7 @@ class Former(nn.Module):
 
 
 class Informer(Former):
-    """A stack of Intention layers; see `Former` for the arguments."""
+    """A stack of Intention layers; see `intention.nn.blocks.Former` for the arguments."""
 
     mixer = "intention"
 
