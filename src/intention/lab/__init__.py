@@ -1,0 +1,1 @@
+"""The paper's experiments: `intention reproduce` runs them and writes one report. Needs the extra `intention[lab]`."""

@@ -1,0 +1,16 @@
+"""The experiments by name, imported when asked for."""
+
+from __future__ import annotations
+
+import importlib
+
+from intention.lab.experiments.base import Experiment
+from intention.lab.files import LabError
+
+NAMES = ("computations_2d", "layers", "scaling", "normalisation", "slowdown", "sine", "policy", "kabsch")
+
+
+def find(name: str) -> Experiment:
+    if name not in NAMES:
+        raise LabError(f"there is no experiment {name!r}; there are {', '.join(NAMES)}")
+    return importlib.import_module(f"intention.lab.experiments.{name}")  # type: ignore[return-value]

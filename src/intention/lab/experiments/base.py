@@ -1,0 +1,159 @@
+"""What an experiment is: a file with a frozen Config, presets, runs that stand alone, and readers of their rows."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from intention.lab.place import Place
+from intention.lab.results import Row
+
+PRESETS = ("quick", "standard", "paper")
+
+# Colours of the report; they can be told apart on white, on black and by the colour-blind.
+COLOURS = {
+    "intention": "#E08A00",
+    "sigma_intention": "#D6336C",
+    "linear_attention": "#1C9E77",
+    "attention": "#2F7FD1",
+    "neural_process": "#9B59B6",
+    "mlp": "#7F8C8D",
+    "maml": "#B5651D",
+}
+LABELS = {
+    "intention": "Intention",
+    "sigma_intention": "σIntention",
+    "linear_attention": "Linear attention",
+    "attention": "Attention",
+    "neural_process": "Neural Process",
+    "mlp": "MLP",
+    "maml": "MAML",
+}
+
+
+def label(model: str) -> str:
+    """A model's name as people read it."""
+    return LABELS.get(model, model.replace("_", " "))
+
+
+def chooses(default: Any) -> Any:
+    """A field of a Config that says which runs there are, and changes none of them (models, seeds, sizes)."""
+    return field(default=default, metadata={"chooses": True})
+
+
+@dataclass(frozen=True)
+class Net:
+    """One model: the sizes of its layers (input sizes follow from the task) and how fast it learns."""
+
+    embed: tuple[int, ...]
+    decode: tuple[int, ...] = ()
+    learning_rate: float = 3e-4
+    heads: int = 1
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run: the smallest piece of an experiment that is repeated, resumed or sent to another machine.
+
+    `at` holds what else is varied besides model and seed, by name: {"d": 4, "size": 32}.
+    """
+
+    experiment: str
+    config: Any
+    model: str
+    seed: int
+    at: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def id(self) -> str:
+        """Names the run: equal for equal work, whatever other runs are asked for beside it."""
+        used = json.dumps([relevant(self.config, self.model), dict(self.at)], sort_keys=True, default=str)
+        words = [self.model, *(f"{name}{value}" for name, value in self.at.items()), f"seed{self.seed}"]
+        return "-".join([*words, hashlib.sha256(used.encode()).hexdigest()[:8]])
+
+
+def relevant(config: Any, model: str) -> dict[str, Any]:
+    """The fields that a run of this model depends on: not what chooses runs, not the sizes of other models.
+
+    A field whose value is a dataclass belongs to the model of its name.
+    """
+    kept: dict[str, Any] = {}
+    for item in dataclasses.fields(config):
+        value = getattr(config, item.name)
+        foreign = dataclasses.is_dataclass(value) and item.name != model
+        if not foreign and not item.metadata.get("chooses"):
+            kept[item.name] = dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value  # type: ignore[arg-type]
+    return kept
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What a run yields; the runner adds experiment, config, seed and versions and makes it a `Row`.
+
+    `model` where one run measures several (closed-form references beside a trained model).
+    """
+
+    metric: str
+    value: float | None
+    x: float | None = None
+    interval: tuple[float, float] | None = None
+    data: dict[str, Any] | None = None
+    model: str | None = None
+
+
+VERDICTS = ("holds", "partly", "does not hold", "not tested at this size")
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A sentence of the paper, what we measured (numbers with their intervals) and the verdict."""
+
+    text: str
+    where: str  # "Figure 5", "section 2", "appendix C"
+    measured: str
+    verdict: str
+
+    def __post_init__(self) -> None:
+        if self.verdict not in VERDICTS:
+            raise ValueError(f"a verdict is one of {VERDICTS}, got {self.verdict!r}")
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A figure of the report: `draw` returns a matplotlib figure. `table`: rows of text, the first is the heading."""
+
+    title: str
+    caption: str
+    draw: Callable[[], Any] | None = None
+    table: Sequence[Sequence[str]] | None = None
+
+
+class Experiment(Protocol):
+    """What each file of this folder offers."""
+
+    __name__: str
+    TITLE: str
+    PLACE: str  # the paper's figures, tables and sections
+    READING: str  # Markdown: how the paper's gaps are read, what is published that it leaves out
+    EXCLUSIVE: bool  # times things: nothing else runs meanwhile
+    PRESETS: Mapping[str, Any]
+    Config: type
+
+    @staticmethod
+    def jobs(config: Any) -> Iterable[Job]: ...
+    @staticmethod
+    def run(job: Job, place: Place) -> Iterator[Measure]: ...
+    @staticmethod
+    def claims(rows: Sequence[Row]) -> list[Claim]: ...
+    @staticmethod
+    def plot(rows: Sequence[Row]) -> list[Plot]: ...
+
+
+def require(condition: bool, message: str) -> None:
+    """For `Config.__post_init__`: impossible values fail before any work, with what came and what is wanted."""
+    if not condition:
+        raise ValueError(message)

@@ -1,0 +1,16 @@
+"""Samplers of tasks: seeded, batched, pure torch. Each returns an `Episode` with the batch in front."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class Episode(NamedTuple):
+    """Tasks of one batch: context (key, value), what is asked (query) and the answer (target)."""
+
+    query: Tensor  # (B, M, d)
+    key: Tensor  # (B, N, d)
+    value: Tensor  # (B, N, k)
+    target: Tensor  # (B, M, k)
