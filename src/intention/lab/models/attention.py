@@ -10,6 +10,7 @@ from intention import functional as F
 class WideAttention(nn.Module):
     """Heads of the full size d beside each other (a split into 5 would not divide 128), projected back to d_out.
 
+    >>> import torch
     >>> mixer = WideAttention(9, 128, heads=5)
     >>> mixer(torch.randn(2, 7, 9), torch.randn(2, 11, 9), torch.randn(2, 11, 128)).shape
     torch.Size([2, 7, 128])

@@ -10,7 +10,7 @@ from torch import Tensor
 class Episode(NamedTuple):
     """Tasks of one batch: context (key, value), what is asked (query) and the answer (target)."""
 
-    query: Tensor  # (B, M, d)
+    query: Tensor  # (B, M, d), or (1, M, d) where all tasks ask the same
     key: Tensor  # (B, N, d)
     value: Tensor  # (B, N, k)
     target: Tensor  # (B, M, k)

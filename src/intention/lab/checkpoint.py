@@ -1,0 +1,84 @@
+"""Checkpoints: one safetensors file with weights, optimiser, random states and history. No pickle anywhere."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from intention.lab.files import LabError, write_whole
+
+NAME = "checkpoint.safetensors"
+
+
+@dataclass
+class State:
+    """All that a training run is between two steps."""
+
+    model: nn.Module
+    optimiser: torch.optim.Optimizer
+    generator: torch.Generator  # of the training tasks
+    step: int
+    history: list[dict[str, float]]
+
+
+def save(path: Path, state: State, settings: Mapping[str, Any]) -> None:
+    """`settings` say which training this is; a checkpoint of another one is not continued."""
+    from safetensors.torch import save as to_bytes
+
+    tensors = {f"model.{name}": tensor for name, tensor in state.model.state_dict().items()}
+    for index, slots in state.optimiser.state_dict()["state"].items():
+        tensors |= {f"optimiser.{index}.{name}": tensor for name, tensor in slots.items()}
+    tensors |= {"random.tasks": state.generator.get_state(), "random.torch": torch.get_rng_state()}
+    about = {"step": state.step, "history": state.history, "settings": settings, "torch": torch.__version__}
+    # copies: a module that is used twice appears under two names, which safetensors refuses to share
+    copies = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
+    write_whole(path, to_bytes(copies, {"about": json.dumps(about)}))
+
+
+def load(path: Path, state: State, settings: Mapping[str, Any]) -> None:
+    """Fill `state` with what was saved: the run goes on with the same bits."""
+    about, tensors = _read(path)
+    if about["settings"] != json.loads(json.dumps(settings)):
+        raise LabError(
+            f"{path} belongs to a training with other settings: {about['settings']}, wanted {dict(settings)}; {_REMEDY}"
+        )
+    try:
+        state.model.load_state_dict(_under("model.", tensors))
+        slots: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in _under("optimiser.", tensors).items():
+            index, slot = name.split(".", 1)
+            slots.setdefault(int(index), {})[slot] = tensor
+        state.optimiser.load_state_dict({**state.optimiser.state_dict(), "state": slots})
+        state.generator.set_state(tensors["random.tasks"])
+        torch.set_rng_state(tensors["random.torch"])
+    except (KeyError, ValueError, RuntimeError) as error:
+        raise LabError(f"{path} does not fit this model: {error}; {_REMEDY}") from error
+    state.step, state.history = about["step"], about["history"]
+
+
+_REMEDY = "--fresh starts this run over; to keep the file, move it away first"
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            about = json.loads((file.metadata() or {})["about"])
+            if not {"step", "history", "settings"} <= set(about):
+                raise ValueError("its description is not complete")
+            return about, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    except OSError as error:
+        raise LabError(f"cannot read {path}: {error}") from error
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise LabError(f"{path} is damaged or not a checkpoint of ours ({error}); {_REMEDY}") from error
+
+
+def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

@@ -1,0 +1,74 @@
+"""The drawings of `computations_2d`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from intention.lab.experiments.base import COLOURS, label
+from intention.lab.results import Row, estimate_log
+
+MODELS = ("attention", "linear_attention", "sigma_intention", "intention")
+THINNED = 3  # every third point of the grid is drawn in the scatters
+
+
+def draw_maps(maps: Mapping[tuple[str, str], Any], titles: Mapping[tuple[str, str], float | None]) -> Any:
+    """Four columns, one per computation; maps in rows 1 and 3, true against predicted in rows 2 and 4."""
+    from matplotlib.figure import Figure
+
+    models = [model for model in MODELS if any(name == model for name, _ in maps)]
+    figure = Figure(figsize=(7.5, 8.2), layout="constrained")
+    axes = figure.subplots(4, len(models), squeeze=False)
+    for row, where in enumerate(("inside", "outside")):
+        for column, model in enumerate(models):
+            above, below, data = axes[2 * row][column], axes[2 * row + 1][column], maps.get((model, where))
+            if data is None:
+                above.set_axis_off()
+                below.set_axis_off()
+                continue
+            _map(above, data)
+            below.plot(data["true"][::THINNED], data["predicted"][::THINNED], ".", markersize=2, color=COLOURS[model])
+            below.tick_params(labelsize=6)
+            below.locator_params(nbins=3)
+            correlation = titles.get((model, where))
+            above.set_title(label(model) if row == 0 else "", fontsize=9)
+            below.set_title("" if correlation is None else f"{correlation:.4f}", fontsize=8)
+            if column == 0:
+                above.set_ylabel(where, fontsize=8)
+                below.set_ylabel("predicted", fontsize=8)
+    for axis in axes[-1]:
+        axis.set_xlabel("true", fontsize=8)
+    return figure
+
+
+def _map(axis: Any, data: Mapping[str, Any]) -> None:
+    grid, reach = data["grid"], data["reach"]
+    predicted = data["predicted"]
+    image = [[predicted[x * grid + y] for x in range(grid)] for y in range(grid)]
+    extent = (-reach, reach, -reach, reach)
+    axis.imshow(image, interpolation="none", origin="lower", extent=extent, cmap="RdBu_r")
+    x, y = zip(*data["points"], strict=True)
+    axis.plot(x, y, ".", markersize=2, color="black")
+    axis.set(xlim=(-reach, reach), ylim=(-reach, reach), xticks=(-reach, reach), yticks=(-reach, reach))
+    axis.tick_params(labelsize=6)
+
+
+def draw_limits(curves: Sequence[Row]) -> Any:
+    """Relative distance of each Intention to its limits, over alpha."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.5, 3.6), layout="constrained")
+    axis = figure.subplots()
+    styles = {"least squares": "-", "linear attention": "--", "attention": "-."}
+    for limit, style in styles.items():
+        found = [row.data for row in curves if row.metric.split(", ")[0] == f"distance to {limit}" and row.data]
+        if not found:
+            continue
+        model = "sigma_intention" if limit == "attention" else "intention"
+        alphas = found[0]["alpha"]
+        same = [data["error"] for data in found if data["alpha"] == alphas]
+        means = [estimate_log([max(error, 1e-17) for error in errors]).mean for errors in zip(*same, strict=True)]
+        axis.loglog(alphas, means, style, color=COLOURS[model], label=f"{label(model)} to {limit}")
+    axis.set(xlabel="α", ylabel="relative distance")
+    axis.legend(frameon=False, fontsize=8)
+    return figure

@@ -1,0 +1,187 @@
+"""Policy distillation: the place of a target from 5 observations of its reward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from intention.lab.experiments import policy_figures
+from intention.lab.experiments.base import Claim, Job, Measure, Net, Place, Plot, chooses, label, require
+from intention.lab.experiments.policy_figures import REWARDS, final, history
+from intention.lab.models import references
+from intention.lab.models.policy import MODELS, build
+from intention.lab.results import Row, by_seed, estimate_log
+from intention.lab.tasks import Episode, policy
+from intention.lab.tasks.policy import Reward
+from intention.lab.train import SCHEDULES, Plan, train
+
+TITLE = "Policy distillation"
+PLACE = "section 5.3, Figures 8 and 9, appendix “Policy Distillation”"
+EXCLUSIVE = False
+READING = """
+- O is 5×3 (the paper prints 5×2): x, y and the reward. N(0, 1/4) is a variance: the places have standard deviation ½.
+- The appendix observes the squared distance ‖x − t‖², the text a Gaussian around the target. Both are run; the Gaussian is
+  exp(−‖x − t‖² / 2), of width 1 (`width`).
+- K = V = Q = O, so [K, V, Q] holds O thrice and has rank 3: α > 0 is needed. It is learnable; the paper does not give
+  its start: 0.1 (`alpha`).
+- Intention's w (9×512) is flattened into e_P. Attention and σIntention have no w: the points are their own queries and the 5
+  outputs are averaged before e_P. The 5 heads of Attention have the full size each, projected back.
+- σIntention and linear attention have Intention's layers; linear attention divides by the number of points (w = K'E_V / N).
+- Neither the number of steps, the batch nor a schedule is given: 50,000 steps of 64 tasks in `paper`, a cosine, gradients
+  clipped at norm 1. `quick` and `standard` have half the widths.
+- MSE is the mean over both coordinates; always predicting the mean of the targets has 1.
+- No training: d − ‖x‖² = −2x't + ‖t‖² is linear in x with an intercept, so Intention with an intercept on (x, d − ‖x‖²) is
+  exact, as trilateration is; for the Gaussian d is −2 log r. "Ridge on raw features" fits the reward as it is over x
+  (α = 0.1) and follows its slope.
+"""
+
+BASELINES = ("attention", "neural_process", "mlp")
+WITHOUT_TRAINING: dict[str, Callable[[Episode, Reward, float], Tensor]] = {
+    "zero": lambda episode, reward, width: references.zero(episode),
+    "ridge_raw": references.policy_ridge,
+    "trilateration": references.trilateration,
+    "intention_exact": references.intention_exact,
+}
+EXAMPLES = 4
+
+
+@dataclass(frozen=True)
+class Config:
+    """Policy distillation."""
+
+    models: tuple[str, ...] = chooses(MODELS)
+    reward: tuple[Reward, ...] = chooses(REWARDS)
+    seeds: int = chooses(3)
+    steps: int = 50_000
+    batch: int = 64
+    points: int = 5
+    width: float = 1.0  # of the Gaussian reward
+    evaluation_tasks: int = 1000
+    evaluations: int = 10  # during training
+    alpha: float = 0.1  # at the start
+    schedule: str = "cosine"
+    clip: float = 1.0
+    intention: Net = Net((512, 512), (128, 2), learning_rate=3e-5)
+    sigma_intention: Net = Net((512, 512), (128, 2), learning_rate=3e-5)
+    linear_attention: Net = Net((512, 512), (128, 2), learning_rate=3e-5)
+    attention: Net = Net((128, 128), (2048, 2), learning_rate=3e-5, heads=5)
+    neural_process: Net = Net((512, 512), (512, 512, 128, 2), learning_rate=3e-4)
+    mlp: Net = Net((), (512, 512, 512, 2), learning_rate=3e-4)
+
+    def __post_init__(self) -> None:
+        unknown = set(self.models) - set(MODELS)
+        require(not unknown, f"there is no model {', '.join(sorted(unknown))} here; there are {', '.join(MODELS)}")
+        unknown = set(self.reward) - set(REWARDS)
+        require(not unknown, f"there is no reward {', '.join(sorted(unknown))}; there are {', '.join(REWARDS)}")
+        require(self.schedule in SCHEDULES, f"schedule must be one of {SCHEDULES}, got {self.schedule!r}")
+        require(self.points >= 3, f"points must be at least 3, or the target is not determined; got {self.points}")
+        for name, least in (("seeds", 1), ("evaluation_tasks", EXAMPLES), ("evaluations", 1)):
+            require(getattr(self, name) >= least, f"{name} must be at least {least}, got {getattr(self, name)}")
+        for name in ("width", "alpha"):
+            require(getattr(self, name) > 0, f"{name} must be > 0, got {getattr(self, name)}")
+        for model in MODELS:
+            net: Net = getattr(self, model)
+            check_net(model, net)
+            require(net.decode[-1] == 2, f"{model}.decode ends with the place, 2 numbers, got {net.decode}")
+            self.plan(model)
+
+    def plan(self, model: str) -> Plan:
+        rate = getattr(self, model).learning_rate
+        every = max(1, self.steps // self.evaluations)
+        return Plan(self.steps, self.batch, rate, self.schedule, clip=self.clip, evaluate_every=every)
+
+
+def check_net(model: str, net: Net) -> None:
+    """Sizes with which a model can be built."""
+    require(all(size > 0 for size in (*net.embed, *net.decode)), f"sizes of {model} must be positive, got {net}")
+    require(len(net.decode) > 0, f"{model}.decode must end with the size of the answer, got nothing")
+    require(model == "mlp" or len(net.embed) > 0, f"{model}.embed must have at least one size, got nothing")
+    require(net.heads >= 1, f"{model}.heads must be at least 1, got {net.heads}")
+
+
+PAPER = Config()
+STANDARD = replace(
+    PAPER,
+    steps=10_000,
+    batch=32,
+    intention=Net((256, 256), (64, 2), learning_rate=3e-3),
+    sigma_intention=Net((256, 256), (64, 2), learning_rate=3e-3),
+    linear_attention=Net((256, 256), (64, 2), learning_rate=3e-3),
+    attention=Net((64, 64), (1024, 2), learning_rate=3e-3, heads=5),
+    neural_process=Net((256, 256), (256, 256, 64, 2), learning_rate=1e-3),
+    mlp=Net((), (256, 256, 256, 2), learning_rate=3e-3),
+)
+PRESETS = {"quick": replace(STANDARD, steps=2000), "standard": STANDARD, "paper": PAPER}
+
+
+def jobs(config: Config) -> Iterable[Job]:
+    models = (*config.models, "references")
+    return [
+        Job("policy", config, model, seed, {"reward": reward})
+        for seed in range(config.seeds)
+        for reward in config.reward
+        for model in models
+    ]
+
+
+def run(job: Job, place: Place) -> Iterator[Measure]:
+    config: Config = job.config
+    reward: Reward = job.at["reward"]
+    sample = partial(policy.sample, points=config.points, reward=reward, width=config.width)
+    held_out = sample(config.evaluation_tasks, torch.Generator().manual_seed(1_000_000 + job.seed))
+    if job.model == "references":
+        for name, predict in WITHOUT_TRAINING.items():
+            errors = _errors(predict(held_out, reward, config.width), held_out)
+            yield over_tasks("mse", errors, {"reward": reward}, name)
+        return
+    net: Net = getattr(config, job.model)
+    torch.manual_seed(job.seed)
+    model = build(job.model, net.embed, net.decode, heads=net.heads, alpha=config.alpha, points=config.points)
+    measured = lambda model: {"mse": float(_errors(predict_in_parts(model, held_out), held_out).mean())}  # noqa: E731
+    steps = train(model, sample, loss, config.plan(job.model), seed=job.seed, place=place, evaluate=measured)
+    for entry in steps:
+        yield Measure("mse during training", entry["mse"], entry["step"], data={"reward": reward})
+    predicted = predict_in_parts(model, held_out)
+    yield over_tasks("mse", _errors(predicted, held_out), {"reward": reward})
+    yield Measure("examples", None, data={"reward": reward, **_examples(held_out, predicted, config.width)})
+
+
+def loss(model: nn.Module, episode: Episode) -> Tensor:
+    return (model(episode.query, episode.key, episode.value) - episode.target).square().mean()
+
+
+@torch.no_grad()
+def predict_in_parts(model: nn.Module, episode: Episode, size: int = 500) -> Tensor:
+    """The predictions of many tasks without much memory."""
+    parts = zip(*(x.split(size) for x in episode[:3]), strict=True)
+    return torch.cat([model(*part) for part in parts])
+
+
+def _errors(predicted: Tensor, episode: Episode) -> Tensor:
+    return (predicted - episode.target).square().mean((-2, -1))  # one per task
+
+
+def over_tasks(metric: str, errors: Tensor, data: dict[str, Any], model: str | None = None) -> Measure:
+    """The mean over tasks and its 95% interval."""
+    mean, half = float(errors.mean()), 1.96 * float(errors.std()) / len(errors) ** 0.5
+    return Measure(metric, mean, None, (mean - half, mean + half), data, model)
+
+
+def _examples(episode: Episode, predicted: Tensor, width: float) -> dict[str, Any]:
+    """The first tasks, for the picture."""
+    return {
+        "observed": numbers(episode.key[:EXAMPLES]),
+        "target": numbers(episode.target[:EXAMPLES, 0]),
+        "predicted": numbers(predicted[:EXAMPLES, 0]),
+        "width": width,
+    }
+
+
+def numbers(x: Tensor) -> Any:
+    """Nested lists with 4 digits after the point."""
+    return [numbers(row) for row in x] if x.dim() > 1 else [round(float(number), 4) for number in x]

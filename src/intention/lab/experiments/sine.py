@@ -1,0 +1,201 @@
+"""Few-shot regression of sine curves: error against the number of observations, before and after training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from intention import functional as F
+from intention.lab.experiments.base import Job, Measure, Net, Place, chooses, require
+from intention.lab.experiments.sine_figures import LINE, SMALL, TRAINED, claims, plot
+from intention.lab.models import regression
+from intention.lab.models.maml import Maml
+from intention.lab.tasks import Episode, sine
+from intention.lab.train import Plan, train
+from intention.nn import mlp
+
+__all__ = ["EXCLUSIVE", "PLACE", "PRESETS", "READING", "TITLE", "Config", "claims", "jobs", "plot", "run"]
+
+TITLE = "Sine regression"
+PLACE = "section 5.1, Figures 5 and 6 (left), appendix D.1"
+EXCLUSIVE = False
+READING = """
+- x lies on a grid of 200 points of [-6, 6); the context is drawn from these points. a in [0.1, 5), b in [0, π),
+  y = a sin(x − b), as the appendix has it (not the ranges of the MAML paper).
+- Values are left as they are (E_V = V): with e_V = e_K the output would have 1000 numbers for a target of one.
+- α is not given: it is learnable and starts at 1. "Untrained" is the same model at step 0; a line of its own shows the
+  untrained model with α = 10⁻⁴.
+- The 5 heads of Attention have 128 dimensions each (a split of 128 into 5 does not exist), projected back.
+- MAML's inner rate of 0.1 does not train with the outer rate 3·10⁻³ (the loss is not finite after a few dozen steps):
+  0.01 here. It is second order.
+- σIntention and linear attention have Intention's embeddings; linear attention divides by the number of points.
+- The rate decays along a cosine and gradients are clipped at norm 1, which the paper does not mention.
+"""
+
+EXAMPLE_POINTS = (2, 5, 10, 20)
+
+
+@dataclass(frozen=True)
+class MamlNet:
+    """The network, and the gradient steps that it takes on each context."""
+
+    layers: tuple[int, ...] = (128, 128, 128, 128, 1)
+    inner_steps: int = 3
+    inner_rate: float = 0.01
+    learning_rate: float = 3e-3
+
+
+@dataclass(frozen=True)
+class Config:
+    """Sine regression."""
+
+    models: tuple[str, ...] = chooses(TRAINED)
+    seeds: int = chooses(3)
+    steps: int = 50_000
+    batch: int = 8
+    points: int = 10  # context points of a training task
+    queries: int = 200
+    evaluation_points: tuple[int, ...] = (1, 2, 3, 4, 5, 7, 10, 14, 20, 30, 50, 70, 100)
+    evaluation_tasks: int = 1000
+    alpha: float = 1.0  # at the start
+    schedule: Literal["cosine", "constant"] = "cosine"
+    clip: float = 1.0
+    intention: Net = Net((1000,) * 4, learning_rate=3e-4)
+    sigma_intention: Net = Net((1000,) * 4, learning_rate=3e-4)
+    linear_attention: Net = Net((1000,) * 4, learning_rate=3e-4)
+    attention: Net = Net((128,) * 3, (128, 128, 1), learning_rate=1e-4, heads=5)
+    neural_process: Net = Net((2000, 2000, 16), (2000, 2000, 2000, 1), learning_rate=1e-4)
+    maml: MamlNet = MamlNet()
+
+    def __post_init__(self) -> None:
+        unknown = set(self.models) - set(TRAINED)
+        require(not unknown, f"there is no model {', '.join(sorted(unknown))} here; there are {', '.join(TRAINED)}")
+        require(self.seeds >= 1, f"seeds must be at least 1, got {self.seeds}")
+        require(self.alpha > 0, f"alpha must be > 0, got {self.alpha}")
+        least, most = 1, self.queries
+        for points in (self.points, *self.evaluation_points):
+            require(least <= points <= most, f"context points must be {least} to {most} (queries), got {points}")
+        require(self.evaluation_tasks >= 2, f"evaluation_tasks must be at least 2, got {self.evaluation_tasks}")
+        for model in TRAINED:
+            self.plan(model)
+
+    def plan(self, model: str) -> Plan:
+        rate = getattr(self, model).learning_rate
+        return Plan(self.steps, self.batch, rate, self.schedule, clip=self.clip)
+
+
+PAPER = Config()
+WIDE = (256,) * 4
+STANDARD = replace(
+    PAPER,
+    steps=10_000,
+    intention=Net(WIDE, learning_rate=1e-3),
+    sigma_intention=Net(WIDE, learning_rate=1e-3),
+    linear_attention=Net(WIDE, learning_rate=1e-3),
+    attention=Net((128,) * 3, (128, 128, 1), learning_rate=1e-3, heads=5),
+    neural_process=Net((256, 256, 16), (256, 256, 256, 1), learning_rate=1e-3),
+    maml=MamlNet(learning_rate=1e-3),
+)
+PRESETS = {
+    "quick": replace(STANDARD, steps=2000, evaluation_tasks=300, evaluation_points=(1, 2, 5, 10, 20, 50, 100)),
+    "standard": STANDARD,
+    "paper": PAPER,
+}
+
+
+def jobs(config: Config) -> Iterable[Job]:
+    return [Job("sine", config, model, seed) for seed in range(config.seeds) for model in config.models]
+
+
+def run(job: Job, place: Place) -> Iterator[Measure]:
+    config: Config = job.config
+    torch.manual_seed(job.seed)
+    model = build(config, job.model)
+    tests = _tests(config, job.seed)
+    yield from _errors(model, tests, "mse before training")
+    if job.model == "intention":
+        yield from _references(config, model, tests)
+    before = _curves(model, config)
+    train(model, partial(_sample, config), loss, config.plan(job.model), seed=job.seed, place=place)
+    yield from _errors(model, tests, "mse")
+    yield Measure("curves", None, data={"before": before, "after": _curves(model, config)} | _truth(config))
+
+
+def build(config: Config, model: str) -> nn.Module:
+    net: Any = getattr(config, model)
+    if model == "maml":
+        return Maml(mlp(1, *net.layers), net.inner_steps, net.inner_rate)
+    if model == "attention":
+        return regression.Attention(1, 1, net.embed, net.decode, net.heads)
+    if model == "neural_process":
+        return regression.neural_process(1, 1, net.embed, net.decode)
+    if model == "linear_attention":
+        return regression.LinearAttention(1, net.embed)
+    make = regression.intention if model == "intention" else regression.sigma_intention
+    return make(1, net.embed, config.alpha)
+
+
+def loss(model: nn.Module, episode: Episode) -> Tensor:
+    return (model(episode.query, episode.key, episode.value) - episode.target).square().mean()
+
+
+def _sample(config: Config, batch: int, generator: torch.Generator) -> Episode:
+    return sine.sample(batch, generator, points=config.points, queries=config.queries)
+
+
+def _tests(config: Config, seed: int) -> dict[int, Episode]:
+    """Held-out tasks, the same for all models of a seed."""
+    generator = torch.Generator().manual_seed(1_000_000 + seed)
+    size = config.evaluation_tasks
+    return {n: sine.sample(size, generator, points=n, queries=config.queries) for n in config.evaluation_points}
+
+
+@torch.no_grad()
+def _errors(model: nn.Module, tests: dict[int, Episode], metric: str, name: str | None = None) -> Iterator[Measure]:
+    for points, episode in tests.items():
+        pairs = zip(episode.key.split(100), episode.value.split(100), strict=True)
+        parts = [model(episode.query, key, value) for key, value in pairs]
+        errors = (torch.cat(parts) - episode.target).square().mean((-2, -1))  # one per task
+        half = 1.96 * float(errors.std()) / len(errors) ** 0.5
+        mean = float(errors.mean())
+        yield Measure(metric, mean, points, (mean - half, mean + half), model=name)
+
+
+def _references(config: Config, model: nn.Module, tests: dict[int, Episode]) -> Iterator[Measure]:
+    """No training: the same start with a small alpha, and a straight line through the points."""
+    small = regression.intention(1, config.intention.embed, 1e-4)
+    small.load_state_dict({**model.state_dict(), **{k: v for k, v in small.state_dict().items() if "alpha" in k}})
+    yield from _errors(small, tests, "mse before training", SMALL)
+    yield from _errors(_Line(), tests, "mse", LINE)
+
+
+class _Line(nn.Module):
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return F.intention(query, key, value, alpha=1.0, intercept=True)
+
+
+def _example(config: Config) -> Episode:
+    """One task for the picture, with nested contexts: the first 2, 5, 10, 20 of the same points."""
+    generator = torch.Generator().manual_seed(7)
+    return sine.sample(1, generator, points=min(max(EXAMPLE_POINTS), config.queries), queries=config.queries)
+
+
+@torch.no_grad()
+def _curves(model: nn.Module, config: Config) -> dict[str, list[float]]:
+    query, key, value, _ = _example(config)
+    curves = {n: model(query, key[:, :n], value[:, :n]) for n in EXAMPLE_POINTS if n <= config.queries}
+    return {str(n): _numbers(curve) for n, curve in curves.items()}
+
+
+def _truth(config: Config) -> dict[str, Any]:
+    query, key, value, target = _example(config)
+    return {"x": _numbers(query), "y": _numbers(target), "key": _numbers(key), "value": _numbers(value)}
+
+
+def _numbers(x: Tensor) -> list[float]:
+    return [round(float(number), 4) for number in x.flatten()]

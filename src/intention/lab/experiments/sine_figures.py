@@ -1,0 +1,146 @@
+"""What the rows of the sine experiment say: claims and figures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from intention.lab.experiments.base import COLOURS, Claim, Plot, label
+from intention.lab.experiments.compare import all_of, best, ratio, verdict
+from intention.lab.results import Row, estimate_log, select
+
+BASELINES = ("attention", "neural_process", "maml")
+TRAINED = ("intention", "sigma_intention", "linear_attention", *BASELINES)
+SMALL = "intention, α = 1e-4"  # untrained, under its own label
+LINE = "ridge on raw x"
+
+
+def claims(rows: Sequence[Row]) -> list[Claim]:
+    return [_any_number(rows), _untrained(rows), _sigma(rows)]
+
+
+def _points(rows: Sequence[Row]) -> list[float]:
+    return sorted({row.x for row in select(rows, metric="mse") if row.x is not None})
+
+
+def _any_number(rows: Sequence[Row]) -> Claim:
+    parts, verdicts = [], []
+    for points in _points(rows):
+        here = select(rows, metric="mse", x=points)
+        rival = best(here, BASELINES)
+        found = ratio(select(here, model=rival), select(here, model="intention"))
+        verdicts.append(verdict(found, 1.0))
+        if rival is not None and found.count:
+            parts.append(f"{points:g}: {found}× ({label(rival)})")
+    return Claim(
+        "Once trained, Intention outperforms the remaining baselines on any number of observations.",
+        "section 5.1, Figure 6",
+        "error of the best baseline over Intention's, by number of points: " + "; ".join(parts),
+        all_of(verdicts),
+    )
+
+
+def _untrained(rows: Sequence[Row]) -> Claim:
+    text = "With enough context points the untrained Intention matches the trained baselines."
+    points = max(_points(rows), default=math.nan)
+    trained, raw = select(rows, metric="mse", x=points), select(rows, metric="mse before training", x=points)
+    rival = best(trained, BASELINES)
+    parts, verdicts = [], []
+    for model, name in (("intention", "as the training starts it (α = 1)"), (SMALL, "with α = 1e-4")):
+        found = ratio(select(trained, model=rival), select(raw, model=model))
+        verdicts.append(verdict(found, 1.0))
+        parts.append(f"{name}: {found}×")
+    measured = f"at {points:g} points, error of the best trained baseline ({label(rival or 'none')}) over that of the "
+    return Claim(text, "section 5.1, Figure 6", measured + "untrained Intention " + "; ".join(parts), all_of(verdicts))
+
+
+def _sigma(rows: Sequence[Row]) -> Claim:
+    parts, verdicts = [], []
+    for points in (5, 10, 20):
+        here = select(rows, metric="mse", x=points)
+        rival = best(here, BASELINES)
+        found = ratio(select(here, model=rival), select(here, model="sigma_intention"))
+        verdicts.append(verdict(found, 1.0))
+        if rival is not None:
+            parts.append(f"{points}: {found}× ({label(rival)})")
+    return Claim(
+        "Both new modules are put to the test: σIntention on sine curves.",
+        "abstract",
+        "error of the best baseline over σIntention's, by number of points: " + "; ".join(parts),
+        all_of(verdicts),
+    )
+
+
+def plot(rows: Sequence[Row]) -> list[Plot]:
+    plots = []
+    if select(rows, metric="mse"):
+        caption = (
+            "Mean squared error against the number of context points; trained (solid) and at step 0 (dashed). "
+            "Geometric mean and 95% interval over seeds. Trained with 10 points."
+        )
+        plots.append(Plot("Error against observations", caption, lambda: _draw_errors(rows)))
+        plots.append(Plot("The same as numbers", "After training; 95% interval over seeds.", table=_table(rows)))
+    if select(rows, metric="curves"):
+        caption = "One task with 2, 5, 10 and 20 observations: truth (black), untrained (dashed), trained (solid)."
+        plots.append(Plot("Curves", caption, lambda: _draw_curves(rows)))
+    return plots
+
+
+def _table(rows: Sequence[Row]) -> list[list[str]]:
+    points = _points(rows)
+    body = []
+    for model in (*TRAINED, LINE):
+        cells = [estimate_log([row.value for row in select(rows, metric="mse", model=model, x=x)]) for x in points]
+        if any(cell.count for cell in cells):
+            body.append([label(model), *(str(cell) if cell.count else "" for cell in cells)])
+    return [["", *(f"{x:g} points" for x in points)], *body]
+
+
+def _draw_errors(rows: Sequence[Row]) -> Any:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.5, 4.2), layout="constrained")
+    axes = figure.subplots()
+    for metric, style in (("mse", "-"), ("mse before training", "--")):
+        for model in (*TRAINED, SMALL, LINE):
+            found = select(rows, metric=metric, model=model)
+            if not found:
+                continue
+            x = sorted({row.x for row in found if row.x is not None})
+            y = [estimate_log([row.value for row in select(found, x=at)]) for at in x]
+            colour = COLOURS.get(model, COLOURS["intention"] if model == SMALL else "black")
+            style = ":" if model in (SMALL, LINE) else style
+            name = label(model) if metric == "mse" or model == SMALL else None
+            axes.plot(x, [e.mean for e in y], style, color=colour, label=name, linewidth=1.4)
+            if metric == "mse":
+                axes.fill_between(x, [e.low for e in y], [e.high for e in y], color=colour, alpha=0.18, linewidth=0)
+    axes.set(xscale="log", yscale="log", xlabel="context points", ylabel="mean squared error", ylim=(1e-5, 30))
+    ticks = _points(rows)
+    axes.set_xticks(ticks, [f"{x:g}" for x in ticks], minor=False)
+    axes.minorticks_off()
+    figure.legend(loc="outside right upper", frameon=False, fontsize=8)
+    return figure
+
+
+def _draw_curves(rows: Sequence[Row]) -> Any:
+    from matplotlib.figure import Figure
+
+    found = {row.model: row.data for row in select(rows, metric="curves") if row.data and row.seed == rows[0].seed}
+    models = [model for model in TRAINED if model in found]
+    shared = found[models[0]]
+    counts = list(shared["before"])
+    figure = Figure(figsize=(7.5, 1.35 * len(models) + 0.4), layout="constrained")
+    grid = figure.subplots(len(models), len(counts), sharex=True, sharey=True, squeeze=False)
+    for axes_row, model in zip(grid, models, strict=True):
+        for axes, count in zip(axes_row, counts, strict=True):
+            data, n = found[model], int(count)
+            axes.plot(data["x"], data["y"], color="black", linewidth=0.8)
+            axes.plot(data["x"], data["before"][count], "--", color=COLOURS[model], linewidth=0.9)
+            axes.plot(data["x"], data["after"][count], color=COLOURS[model], linewidth=1.4)
+            axes.plot(data["key"][:n], data["value"][:n], "o", color="black", markersize=2.5)
+            axes.set(ylim=(-6.5, 6.5), xticks=[-6, 0, 6], yticks=[-5, 0, 5])
+        axes_row[0].set_ylabel(label(model), fontsize=8)
+    for axes, count in zip(grid[0], counts, strict=True):
+        axes.set_title(f"{count} points", fontsize=9)
+    return figure

@@ -1,0 +1,76 @@
+"""The search for hyperparameters: what was tried for each model and chosen, and whether all had the same budget."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from intention.lab.experiments.base import label
+from intention.lab.results import Row, estimate, read, read_folder
+
+METRICS = ("search", "search_score")
+
+
+class Search(NamedTuple):
+    """The search of one experiment: rows of model, options, score, "chosen" or ""; and a sentence on the budget."""
+
+    experiment: str
+    rows: list[tuple[str, str, str, str]]
+    budget: str
+
+
+def is_search(row: Row) -> bool:
+    return row.metric in METRICS
+
+
+def read_search(path: Path | None) -> list[Row]:
+    """The search rows of a file or a folder."""
+    if path is None:
+        return []
+    return [row for row in (read_folder(path) if path.is_dir() else read(path)) if is_search(row)]
+
+
+def searches(rows: Sequence[Row]) -> list[Search]:
+    by_name: dict[str, list[Row]] = {}
+    for row in rows:
+        by_name.setdefault(row.experiment, []).append(row)
+    return [_search(name, own) for name, own in by_name.items()]
+
+
+def _search(name: str, rows: Sequence[Row]) -> Search:
+    tried: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        tried.setdefault((row.model, _options(row.data)), []).append(row)
+    lines = [
+        (label(model), options, str(estimate([row.value for row in own])), "chosen" if _is_chosen(own[-1]) else "")
+        for (model, options), own in tried.items()
+    ]
+    return Search(name, lines, _budget(list(tried)))
+
+
+def _budget(tried: Sequence[tuple[str, str]]) -> str:
+    grids: dict[str, set[str]] = {}
+    for model, options in tried:
+        grids.setdefault(model, set()).add(options)
+    sizes = {model: len(grid) for model, grid in grids.items()}
+    first = next(iter(grids.values()))
+    if all(grid == first for grid in grids.values()):
+        return f"All models got the same grid of {len(first)} options."
+    if len(set(sizes.values())) == 1:
+        return f"All models got {len(first)} options each, but not the same ones."
+    return "The models did not get the same grid: " + ", ".join(f"{label(m)} {size}" for m, size in sizes.items()) + "."
+
+
+def _is_chosen(row: Row) -> bool:
+    return bool((row.data or {}).get("chosen"))
+
+
+def _options(data: dict[str, Any] | None) -> str:
+    options = (data or {}).get("options")
+    if not isinstance(options, dict):
+        return json.dumps(options)
+    return ", ".join(
+        f"{name} = {json.dumps(value) if not isinstance(value, str) else value}" for name, value in options.items()
+    )
