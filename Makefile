@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup test lint format docs bench fuzz clean
+.PHONY: setup reproduce test lint format docs bench fuzz clean
 
 setup: $(STAMP)
 
@@ -12,6 +12,10 @@ $(STAMP): pyproject.toml requirements-dev.txt constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements-dev.txt
 	touch $@
+
+# All experiments of the paper that need no data, quick preset: minutes; ends with the path of the report.
+reproduce: $(STAMP)
+	$(BIN)/intention reproduce --preset quick --out results/quick
 
 test: $(STAMP)
 	$(BIN)/pytest
@@ -33,6 +37,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/ops.py
 	$(BIN)/python benchmarks/context.py
 	$(BIN)/python benchmarks/modules.py
+	$(BIN)/python benchmarks/lab.py
 
 fuzz: $(STAMP)
 	$(BIN)/python tests/fuzzing.py --count 5000

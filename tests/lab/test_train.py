@@ -129,7 +129,7 @@ def test_a_loss_that_is_not_finite_stops_with_step_and_settings() -> None:
 
     def burst(model: nn.Module, episode: Episode) -> Tensor:
         value = loss(model, episode)
-        return value / 0 if float(value) < 1 else value
+        return value / 0 if float(value.detach()) < 1 else value
 
     with pytest.raises(Diverged, match=r"the loss is inf at step \d+ of Plan\(steps=500.*learning_rate=0.01"):
         train(model, sample, burst, replace(PLAN, steps=500), seed=1, place=Place())

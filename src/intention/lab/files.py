@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -23,7 +24,8 @@ def write_whole(path: Path, content: bytes) -> None:
     except OSError as error:
         raise LabError(_cannot_write(path, error)) from error
     finally:
-        part.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            part.unlink()
 
 
 def append_lines(path: Path, lines: list[str]) -> None:

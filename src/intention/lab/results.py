@@ -27,6 +27,7 @@ class Row:
         value, interval: the number and its 95% interval over evaluation tasks, where there is one.
         data: what a figure draws (lists of numbers), where one number is not enough.
         seconds: how long the run took.
+        rows: how many rows the run has; if fewer are there, it counts as unfinished. 0 is not known.
     """
 
     experiment: str
@@ -43,6 +44,7 @@ class Row:
     seconds: float = 0.0
     intention: str = ""
     torch: str = ""
+    rows: int = 0
 
 
 FIELDS = [field.name for field in dataclasses.fields(Row)]

@@ -27,7 +27,7 @@ def jobs(experiment: Experiment, config: object) -> list[Job]:
     for rate in LEARNING_RATES:
         nets = {name: replace(getattr(config, name), learning_rate=rate) for name in config.models}  # type: ignore[attr-defined]
         changed = dataclasses.replace(config, **nets, seeds=1)  # type: ignore[type-var]
-        found += [replace(job, seed=SEED) for job in experiment.jobs(changed)]
+        found += [replace(job, seed=SEED) for job in experiment.jobs(changed) if job.model in nets]
     return found
 
 

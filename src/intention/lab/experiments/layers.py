@@ -99,31 +99,30 @@ def jobs(config: Config) -> list[Job]:
 # --- the stack --------------------------------------------------------------------------------------------------------
 
 
-def layer(prediction: Tensor, residual: Tensor, query: Tensor, key: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
+def layer(prediction: Tensor, residual: Tensor, both: Tensor, key: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
     """One layer of linear attention over values that are what is still to be explained.
 
-    prediction (..., M, k), residual (..., N, k), query (..., M, d), key (..., N, d), step (..., 1, 1).
+    prediction (..., M, k), residual (..., N, k), both: queries and keys (..., M + N, d), key (..., N, d), step: a
+    number, or k of them.
     """
-    m = query.shape[-2]
-    both = F.linear_attention(torch.cat([query, key], -2), key, residual)  # [Q; K] K'v
-    return prediction + step * both[..., :m, :], residual - step * both[..., m:, :]
+    m = prediction.shape[-2]
+    update = step * F.linear_attention(both, key, residual)  # eta [Q; K] K'v
+    return prediction + update[..., :m, :], residual - update[..., m:, :]
 
 
 def stack(steps: Tensor, query: Tensor, problem: Problem) -> Iterator[Tensor]:
-    """Predictions after each layer; steps (..., layers) broadcast with the problems' leading dimensions."""
-    lead = torch.broadcast_shapes(steps.shape[:-1], problem.key.shape[:-2])
-    residual = problem.value.expand(*lead, *problem.value.shape[-2:])
-    prediction = residual.new_zeros(*lead, query.shape[-2], residual.shape[-1])
-    query, key = query.expand(*lead, *query.shape[-2:]), problem.key.expand(*lead, *problem.key.shape[-2:])
-    for index in range(steps.shape[-1]):
-        prediction, residual = layer(prediction, residual, query, key, steps[..., index, None, None])
+    """Predictions (..., M, S) after each layer, of S stacks with steps (S, layers): each is a column of the values."""
+    key, residual = problem.key, problem.value.expand(*problem.value.shape[:-1], len(steps))
+    query = query.expand(*key.shape[:-2], *query.shape[-2:])
+    both, prediction = torch.cat([query, key], -2), residual.new_zeros(*query.shape[:-1], len(steps))
+    for step in steps.unbind(-1):
+        prediction, residual = layer(prediction, residual, both, key, step)
         yield prediction
 
 
 def left(prediction: Tensor, w: Tensor) -> Tensor:
-    """What is left of the gap, over the problems (dimension -3): predictions at the unit vectors are w itself."""
-    gap = (prediction - w).square().sum((-1, -2))
-    return gap.sum(-1) / w.square().sum((-1, -2)).sum(-1)
+    """What is left of the gap, over the problems, for each column: predictions at the unit vectors are w itself."""
+    return (prediction - w).square().sum((0, 1)) / w.square().sum()
 
 
 def unit_queries(problem: Problem) -> Tensor:
@@ -173,13 +172,13 @@ def spread(depth: int, kappa: float) -> Tensor:
 def depths(kappa: float, ratio: float) -> list[int]:
     """The depths that are tried: up to where Chebyshev's steps are sure to be there."""
     most = math.ceil(worst_case("chebyshev", kappa, ratio))
-    return list(range(max(1, most // 3), most + 1))
+    return list(range(max(1, most * 2 // 3), most + 1))
 
 
 def padded(kappa: float, tried: Sequence[int], steps: Callable[[int, float], Tensor]) -> Tensor:
-    """Step sizes of stacks of several depths, (depths, 1, deepest): a layer of step 0 changes nothing."""
+    """Step sizes of stacks of several depths, (depths, deepest): a layer of step 0 changes nothing."""
     rows = [torch.cat([steps(depth, kappa), torch.zeros(max(tried) - depth, dtype=torch.float64)]) for depth in tried]
-    return torch.stack(rows).unsqueeze(1)
+    return torch.stack(rows)
 
 
 class Steps(nn.Module):
@@ -232,7 +231,7 @@ def _intention(problem: Problem) -> Tensor:
 def _constant_curve(model: str, kappa: float, problem: Problem, ratio: float) -> dict[int, float]:
     """What is left after 1, 2, ... layers, until the goal; the worst case bounds the number."""
     most = math.ceil(worst_case(model, kappa, ratio)) + 1
-    steps = torch.full((1, most), constant(model, kappa), dtype=torch.float64)
+    steps = torch.full((1, most), constant(model, kappa), dtype=torch.float64)  # one stack
     curve: dict[int, float] = {}
     for index, prediction in enumerate(stack(steps, unit_queries(problem), problem), 1):
         curve[index] = left(prediction, problem.w).item()

@@ -1,10 +1,146 @@
 """The drawings of `policy`, and the rows they read."""
-from intention.lab.results import Row, select
-from collections.abc import Sequence
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from intention.lab.experiments.base import COLOURS, label
+from intention.lab.experiments.compare import by_model, named
+from intention.lab.models.policy import MODELS
+from intention.lab.results import Row, estimate_log, select
+
 REWARDS = ("squared", "gaussian")
+LINES = {"zero": "--", "ridge_raw": ":"}  # the exact closed forms lie far off the axis
+ZOOM = 0.75  # half the side of the lower panels
+
 
 def final(rows: Sequence[Row], reward: str) -> list[Row]:
-    return [row for row in select(rows, metric="mse") if (row.data or {}).get("reward") == reward]
+    return _of(select(rows, metric="mse"), reward)
+
 
 def history(rows: Sequence[Row], reward: str) -> list[Row]:
-    return [row for row in select(rows, metric="mse during training") if (row.data or {}).get("reward") == reward]
+    return _of(select(rows, metric="mse during training"), reward)
+
+
+def examples(rows: Sequence[Row], reward: str) -> dict[str, dict[str, Any]]:
+    """The stored tasks of each model, of the first seed that all of the models ran with."""
+    shown = _of(select(rows, metric="examples"), reward)
+    if not shown:
+        return {}
+    seeds = [{row.seed for row in shown if row.model == model} for model in {row.model for row in shown}]
+    seed = min(set.intersection(*seeds) or {shown[0].seed})
+    return {row.model: row.data for row in shown if row.seed == seed and row.data}
+
+
+def _of(rows: Sequence[Row], reward: str) -> list[Row]:
+    return [row for row in rows if (row.data or {}).get("reward") == reward]
+
+
+def draw_results(rows: Sequence[Row]) -> Any:
+    """One panel per reward; a dot per seed, a bar for the interval of their geometric mean."""
+    from matplotlib.figure import Figure
+
+    rewards = [reward for reward in REWARDS if final(rows, reward)]
+    figure = Figure(figsize=(7.5, 3.2), layout="constrained")
+    for axis, reward in zip(figure.subplots(1, len(rewards), sharey=True, squeeze=False)[0], rewards, strict=True):
+        found = by_model(final(rows, reward))
+        models = [model for model in reversed(MODELS) if model in found]
+        for place, model in enumerate(models):
+            values = [value for value in found[model].values() if math.isfinite(value)]
+            mean = estimate_log(values)
+            axis.plot(values, [place] * len(values), "o", color=COLOURS[model], alpha=0.4, markersize=4)
+            if math.isfinite(mean.mean):
+                low, high = (mean.low, mean.high) if math.isfinite(mean.low + mean.high) else (mean.mean, mean.mean)
+                axis.plot([low, high], [place, place], color=COLOURS[model], linewidth=2)
+                axis.plot([mean.mean], [place], "D", color=COLOURS[model], markersize=7)
+                axis.annotate(
+                    f"{mean.mean:.2g}", (mean.mean, place), (0, 7), textcoords="offset points", ha="center", fontsize=8
+                )
+        for name, style in LINES.items():
+            if name in found:
+                value = estimate_log(list(found[name].values())).mean
+                axis.axvline(value, color="black", linestyle=style, linewidth=1, label=named(name))
+        shown = [value for model in models for value in found[model].values() if math.isfinite(value)]
+        if shown:
+            axis.set_xlim(min(shown) / 2.5, max(1.6, 1.3 * max(shown)))
+        axis.set(xscale="log", xlabel="MSE", title=f"{reward} reward", ylim=(-0.5, len(models) - 0.3))
+        axis.set_yticks(range(len(models)), [label(model) for model in models])
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    if handles:
+        figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False, fontsize=8)
+    return figure
+
+
+def draw_history(groups: Mapping[str, Sequence[Row]]) -> Any:
+    """Error against training steps, one panel per group of rows; thin lines are seeds."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.5, 3.2), layout="constrained")
+    for axis, (title, rows) in zip(figure.subplots(1, len(groups), squeeze=False)[0], groups.items(), strict=True):
+        history_lines(axis, rows)
+        axis.set(yscale="log", xlabel="training steps", ylabel="MSE", title=title)
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=8)
+    return figure
+
+
+def history_lines(axis: Any, rows: Sequence[Row]) -> dict[str, tuple[float, float]]:
+    """Draw the seeds thin and their geometric mean thick; where the mean of each model ends (step, error)."""
+    ends: dict[str, tuple[float, float]] = {}
+    for model in [model for model in MODELS if any(row.model == model for row in rows)]:
+        own = [row for row in rows if row.model == model and row.x is not None and row.value is not None]
+        for seed in sorted({row.seed for row in own}):
+            line = sorted((row.x, row.value) for row in own if row.seed == seed)
+            axis.plot(*zip(*line, strict=True), color=COLOURS[model], linewidth=0.6, alpha=0.5)
+        steps = sorted({row.x for row in own if row.x is not None})
+        means = [estimate_log([row.value for row in own if row.x == step]).mean for step in steps]
+        axis.plot(steps, means, color=COLOURS[model], linewidth=2, label=label(model))
+        if steps:
+            ends[model] = (steps[-1], means[-1])
+    return ends
+
+
+def draw_examples(shown: dict[str, dict[str, Any]], reward: str) -> Any:
+    """Four tasks, and below each a window around its target."""
+    import numpy as np
+    from matplotlib.figure import Figure
+
+    data = next(iter(shown.values()))
+    tasks = range(len(data["target"]))
+    figure = Figure(figsize=(7.5, 4.3), layout="constrained")
+    axes = figure.subplots(2, len(tasks), squeeze=False)
+    for task in tasks:
+        target, observed = np.array(data["target"][task]), np.array(data["observed"][task])
+        for axis in axes[:, task]:
+            _reward(axis, target, data["width"])
+            size = observed[:, 2] if reward == "gaussian" else np.exp(observed[:, 2] / (-2 * data["width"] ** 2))
+            axis.scatter(
+                observed[:, 0], observed[:, 1], 8 + 90 * size, facecolor="none", edgecolor="black", linewidth=1
+            )
+            axis.plot(*target, "+", color="black", markersize=9)
+            for model in [model for model in MODELS if model in shown]:
+                x, y = shown[model]["predicted"][task]
+                axis.plot(x, y, "*", color=COLOURS[model], markersize=9, label=label(model), markeredgewidth=0)
+            axis.set(aspect="equal", xticks=[], yticks=[])
+        everything = np.concatenate([observed[:, :2], [target]])
+        middle = (everything.max(0) + everything.min(0)) / 2
+        _window(axes[0, task], middle, max(1.6, float(np.abs(everything - middle).max()) + 0.4))
+        _window(axes[1, task], target, ZOOM)
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=8)
+    return figure
+
+
+def _reward(axis: Any, target: Any, width: float) -> None:
+    """Circles where the Gaussian has fallen to 9/10, 6/10, 3/10 and 1/10."""
+    from matplotlib.patches import Circle
+
+    for level in (0.9, 0.6, 0.3, 0.1):
+        radius = width * math.sqrt(-2 * math.log(level))
+        axis.add_patch(Circle(tuple(target), radius, fill=False, edgecolor="#999999", linewidth=0.8))
+
+
+def _window(axis: Any, middle: Any, half: float) -> None:
+    axis.set(xlim=(middle[0] - half, middle[0] + half), ylim=(middle[1] - half, middle[1] + half))

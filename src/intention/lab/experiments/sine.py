@@ -102,7 +102,7 @@ STANDARD = replace(
     maml=MamlNet(learning_rate=1e-3),
 )
 PRESETS = {
-    "quick": replace(STANDARD, steps=2000, evaluation_tasks=300, evaluation_points=(1, 2, 5, 10, 20, 50, 100)),
+    "quick": replace(STANDARD, steps=1500, evaluation_tasks=300, evaluation_points=(1, 2, 5, 10, 20, 50, 100)),
     "standard": STANDARD,
     "paper": PAPER,
 }

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from intention.lab.experiments.base import COLOURS, Claim, Plot, label
-from intention.lab.experiments.compare import all_of, best, ratio, verdict
+from intention.lab.experiments.compare import best, by_model, ratio, together, verdict
 from intention.lab.results import Row, estimate_log, select
 
 BASELINES = ("attention", "neural_process", "maml")
@@ -24,52 +24,40 @@ def _points(rows: Sequence[Row]) -> list[float]:
     return sorted({row.x for row in select(rows, metric="mse") if row.x is not None})
 
 
-def _any_number(rows: Sequence[Row]) -> Claim:
+def _against(rows: Sequence[Row], model: str, points: Sequence[float]) -> tuple[str, str]:
+    """Error of the best baseline over the model's, for each number of points; and the verdict "at every one"."""
     parts, verdicts = [], []
-    for points in _points(rows):
-        here = select(rows, metric="mse", x=points)
-        rival = best(here, BASELINES)
-        found = ratio(select(here, model=rival), select(here, model="intention"))
-        verdicts.append(verdict(found, 1.0))
-        if rival is not None and found.count:
-            parts.append(f"{points:g}: {found}× ({label(rival)})")
-    return Claim(
-        "Once trained, Intention outperforms the remaining baselines on any number of observations.",
-        "section 5.1, Figure 6",
-        "error of the best baseline over Intention's, by number of points: " + "; ".join(parts),
-        all_of(verdicts),
-    )
+    for x in points:
+        found = by_model(select(rows, metric="mse", x=x))
+        times = ratio(best(found, BASELINES), found.get(model, {}))
+        verdicts.append(verdict(times, 1.0))
+        if times is not None:
+            parts.append(f"{x:g}: {times}×")
+    return "error of the best baseline over its own, by number of points: " + "; ".join(parts), together(verdicts)
+
+
+def _any_number(rows: Sequence[Row]) -> Claim:
+    text = "Once trained, Intention outperforms the remaining baselines on any number of observations."
+    return Claim(text, "section 5.1, Figure 6", *_against(rows, "intention", _points(rows)))
+
+
+def _sigma(rows: Sequence[Row]) -> Claim:
+    text = "Both new modules are put to the test: σIntention on sine curves."
+    return Claim(text, "abstract", *_against(rows, "sigma_intention", [x for x in _points(rows) if 5 <= x <= 20]))
 
 
 def _untrained(rows: Sequence[Row]) -> Claim:
     text = "With enough context points the untrained Intention matches the trained baselines."
     points = max(_points(rows), default=math.nan)
-    trained, raw = select(rows, metric="mse", x=points), select(rows, metric="mse before training", x=points)
-    rival = best(trained, BASELINES)
+    trained = best(by_model(select(rows, metric="mse", x=points)), BASELINES)
+    raw = by_model(select(rows, metric="mse before training", x=points))
     parts, verdicts = [], []
-    for model, name in (("intention", "as the training starts it (α = 1)"), (SMALL, "with α = 1e-4")):
-        found = ratio(select(trained, model=rival), select(raw, model=model))
-        verdicts.append(verdict(found, 1.0))
-        parts.append(f"{name}: {found}×")
-    measured = f"at {points:g} points, error of the best trained baseline ({label(rival or 'none')}) over that of the "
-    return Claim(text, "section 5.1, Figure 6", measured + "untrained Intention " + "; ".join(parts), all_of(verdicts))
-
-
-def _sigma(rows: Sequence[Row]) -> Claim:
-    parts, verdicts = [], []
-    for points in (5, 10, 20):
-        here = select(rows, metric="mse", x=points)
-        rival = best(here, BASELINES)
-        found = ratio(select(here, model=rival), select(here, model="sigma_intention"))
-        verdicts.append(verdict(found, 1.0))
-        if rival is not None:
-            parts.append(f"{points}: {found}× ({label(rival)})")
-    return Claim(
-        "Both new modules are put to the test: σIntention on sine curves.",
-        "abstract",
-        "error of the best baseline over σIntention's, by number of points: " + "; ".join(parts),
-        all_of(verdicts),
-    )
+    for model, name in (("intention", "as training starts it (α = 1)"), (SMALL, "with α = 1e-4")):
+        times = ratio(trained, raw.get(model, {}))
+        verdicts.append(verdict(times, 1.0))
+        parts.append(f"{name}: {times}×")
+    measured = f"at {points:g} points, error of the best trained baseline over that of the untrained Intention, "
+    return Claim(text, "section 5.1, Figure 6", measured + "; ".join(parts), together(verdicts))
 
 
 def plot(rows: Sequence[Row]) -> list[Plot]:

@@ -27,7 +27,7 @@ class FewPoints(nn.Module):
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         query, key, value = self.embed(query), self.embed(key), self.embed_value(value)
-        return F.intention(query, key, value, alpha=self.alpha(), solver="dual")
+        return F.intention(query, key, value, alpha=self.alpha(), solver="dual")  # type: ignore[return-value]
 
 
 def stacked(query: Tensor, key: Tensor, value: Tensor) -> Tensor:

@@ -62,8 +62,12 @@ def policy_ridge(episode: Episode, reward: Reward = "squared", width: float = 1.
 def slope(key: Tensor, value: Tensor, *, alpha: float) -> Tensor:
     """w of a fit with intercept: the prediction at the unit vectors less that at the origin, (B, d, k)."""
     d = key.shape[-1]
-    at = F.intention(torch.eye(d + 1, d, dtype=key.dtype), key, value, alpha=alpha, intercept=True)
+    at = _ridge(torch.eye(d + 1, d, dtype=key.dtype), key, value, alpha, intercept=True)
     return at[..., :d, :] - at[..., d:, :]
+
+
+def _ridge(query: Tensor, key: Tensor, value: Tensor, alpha: float, *, intercept: bool) -> Tensor:
+    return F.intention(query, key, value, alpha=alpha, intercept=intercept)  # type: ignore[return-value]
 
 
 def _observed(episode: Episode, reward: Reward, width: float) -> tuple[Tensor, Tensor]:
@@ -77,14 +81,14 @@ def _observed(episode: Episode, reward: Reward, width: float) -> tuple[Tensor, T
 
 def affine(episode: Episode) -> Tensor:
     """Affine least squares: Intention with an intercept and alpha = 0, on the raw points."""
-    query, key, value = episode.query.double(), episode.key.double(), episode.value.double()
-    return F.intention(query, key, value, alpha=0.0, intercept=True).to(episode.target.dtype)
+    query, key, value, _ = (x.double() for x in episode)
+    return _ridge(query, key, value, 0.0, intercept=True).to(episode.target.dtype)
 
 
 def kabsch_ridge(episode: Episode) -> Tensor:
     """Intention on the raw points without intercept: it cannot translate."""
-    query, key, value = episode.query.double(), episode.key.double(), episode.value.double()
-    return F.intention(query, key, value, alpha=RIDGE_ALPHA).to(episode.target.dtype)
+    query, key, value, _ = (x.double() for x in episode)
+    return _ridge(query, key, value, RIDGE_ALPHA, intercept=False).to(episode.target.dtype)
 
 
 def umeyama(episode: Episode) -> Tensor:
@@ -92,7 +96,7 @@ def umeyama(episode: Episode) -> Tensor:
 
     With centred points and U S W' = V'K (SVD):  R = U D W' with D = diag(1, ..., det(U W')),  a = tr(S D) / |K|^2.
     """
-    query, key, value = episode.query.double(), episode.key.double(), episode.value.double()
+    query, key, value, _ = (x.double() for x in episode)
     key_mean, value_mean = key.mean(-2, keepdim=True), value.mean(-2, keepdim=True)
     key, value = key - key_mean, value - value_mean
     left, spread, right = torch.linalg.svd(value.mT @ key)  # (B, d, d), (B, d), (B, d, d)

@@ -56,6 +56,11 @@ def pairs(key: Tensor, value: Tensor) -> Tensor:
     return torch.cat([key, value], -1)
 
 
+def solver_of(key: Tensor) -> str:
+    """One plain Cholesky factor of the smaller Gram matrix: in training the last digits matter less than the time."""
+    return "primal" if key.shape[-1] < key.shape[-2] else "dual"
+
+
 class FromWeights(nn.Module):
     """e_P(w) with w = [K'K + alpha I]^-1 K'V of the embedded pairs; without alpha w = K'V / N, linear attention's."""
 
@@ -69,10 +74,10 @@ class FromWeights(nn.Module):
         both = pairs(key, value)
         key, value = self.embed_key(both), self.embed_value(both)  # (B, N, s) each
         if self.alpha is None:
-            w = key.mT @ value / key.shape[-2]
+            w: Tensor = key.mT @ value / key.shape[-2]
         else:  # w is the prediction at the unit vectors
             unit = torch.eye(key.shape[-1], dtype=key.dtype, device=key.device)
-            w = F.intention(unit, key, value, alpha=self.alpha())  # type: ignore[assignment]
+            w: Tensor = F.intention(unit, key, value, alpha=self.alpha(), solver=solver_of(key))  # type: ignore[assignment,no-redef]
         return self.decode(w.flatten(-2)).unsqueeze(-1)  # (B, s, s) -> (B, d, 1)
 
 
@@ -88,7 +93,9 @@ class PooledSigmaIntention(nn.Module):
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         both = pairs(key, value)
         key, value = self.embed_key(both), self.embed_value(both)
-        out: Tensor = F.sigma_intention(key, key, value, alpha=self.alpha())  # type: ignore[assignment]  # (B, N, s)
+        out: Tensor = F.sigma_intention(  # type: ignore[assignment]
+            key, key, value, alpha=self.alpha(), solver=solver_of(key)
+        )  # (B, N, s)
         return self.decode(out.mean(-2)).unsqueeze(-1)
 
 

@@ -16,14 +16,14 @@ class Chosen(NamedTuple):
 
     rows: list[Row]
     config: dict[str, Any]
-    complete: bool  # every run of the config is there
+    complete: bool | None  # whether every run of the config is there; None: cannot be told
     other_config: int  # rows left out because their config differs
     repeated: int  # rows left out because the same run was made again later
     passed_over: bool  # the most recent config is not this one: its runs are not all there
 
 
 def choose(experiment: Experiment, rows: Sequence[Row]) -> Chosen:
-    """The rows of the most recent config whose runs are all there; of the most recent one if there is none.
+    """The rows of the most recent config whose runs are all there (or may be); of the most recent one if there is none.
 
     Two rows belong to the same config if they agree in all that their run depends on (`base.relevant`): what only
     chooses runs (models, seeds) and the sizes of other models may differ.
@@ -35,7 +35,7 @@ def choose(experiment: Experiment, rows: Sequence[Row]) -> Chosen:
         configs.setdefault(json.dumps(_without(row.config, choosing), sort_keys=True), row.config)
     candidates = [(config, _rows_of(config, fresh, choosing)) for config in configs.values()]
     finished = [is_complete(experiment, config, kept) for config, kept in candidates]
-    index = finished.index(True) if True in finished else 0
+    index = next((number for number, whole in enumerate(finished) if whole is not False), 0)
     config, kept = candidates[index]
     return Chosen(kept, config, finished[index], len(fresh) - len(kept), len(rows) - len(fresh), passed_over=index > 0)
 
@@ -54,12 +54,15 @@ def last_of_each_run(rows: Iterable[Row]) -> list[Row]:
     return [row for block in blocks.values() for row in block]
 
 
-def is_complete(experiment: Experiment, config: Mapping[str, Any], rows: Iterable[Row]) -> bool:
-    """Whether every run that this config asks for has rows."""
+def is_complete(experiment: Experiment, config: Mapping[str, Any], rows: Iterable[Row]) -> bool | None:
+    """Whether every run that this config asks for has rows.
+
+    None if its runs are not known: a config of another version of the package, a file that it names is gone.
+    """
     try:
         wanted = {job.id for job in experiment.jobs(rebuild(experiment.PRESETS["quick"], config))}
-    except Exception:  # the config of another version of the package, which this one does not accept
-        return False
+    except Exception:
+        return None
     return wanted <= {row.run for row in rows}
 
 

@@ -14,6 +14,8 @@ STYLE: dict[str, Any] = {
     "font.size": 10.5,
     "axes.titlesize": 11,
     "axes.labelsize": 10.5,
+    "figure.labelsize": 10.5,
+    "figure.titlesize": 11,
     "legend.fontsize": 9.5,
     "legend.frameon": False,
     "axes.spines.top": False,

@@ -24,7 +24,7 @@ def to_report(page: Mapping[str, Any]) -> str:
     parts += [_section(section) for section in page["sections"]]
     for search in page["searches"]:
         table = markdown_table(("Model", "Options", "Score", ""), search.rows)
-        parts.append(f"## Search budget: {to_markdown(search.experiment)}\n\n{to_markdown(search.budget)}\n\n{table}")
+        parts.append(f"## Search budget: {to_markdown(search.title)}\n\n{to_markdown(search.budget)}\n\n{table}")
     return "\n".join(parts)
 
 

@@ -44,7 +44,7 @@ def write_report(folder: Path, rows: Sequence[Row] | None = None, search: Path |
     rows = read_folder(folder) if rows is None else rows
     if not rows:
         raise LabError(f"there are no rows to report in {folder}; `intention reproduce --out {folder}` makes some")
-    page = _page(rows, [*filter(is_search, rows), *read_search(search)])
+    page = _page(rows, _searched(rows, search))
     for item in page["sections"]:
         for figure in item.figures:
             if figure.svg:
@@ -55,6 +55,12 @@ def write_report(folder: Path, rows: Sequence[Row] | None = None, search: Path |
     path = folder / "report.html"
     write_whole(path, _html(page).encode())
     return Report(path, page["problems"])
+
+
+def _searched(rows: Sequence[Row], search: Path | None) -> list[Row]:
+    """The search rows among these, and those of the other folder that belong to the experiments of these."""
+    shown = {row.experiment for row in rows}
+    return [*filter(is_search, rows), *(row for row in read_search(search) if row.experiment in shown)]
 
 
 def _page(rows: Sequence[Row], tried: Sequence[Row]) -> dict[str, Any]:

@@ -14,9 +14,10 @@ METRICS = ("search", "search_score")
 
 
 class Search(NamedTuple):
-    """The search of one experiment: rows of model, options, score, "chosen" or ""; and a sentence on the budget."""
+    """The search of one experiment and preset: rows of model, options, score, "chosen" or ""; and what it cost."""
 
     experiment: str
+    title: str
     rows: list[tuple[str, str, str, str]]
     budget: str
 
@@ -33,21 +34,21 @@ def read_search(path: Path | None) -> list[Row]:
 
 
 def searches(rows: Sequence[Row]) -> list[Search]:
-    by_name: dict[str, list[Row]] = {}
+    groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
-        by_name.setdefault(row.experiment, []).append(row)
-    return [_search(name, own) for name, own in by_name.items()]
+        groups.setdefault((row.experiment, row.preset), []).append(row)
+    return [_search(name, preset, own) for (name, preset), own in groups.items()]
 
 
-def _search(name: str, rows: Sequence[Row]) -> Search:
+def _search(name: str, preset: str, rows: Sequence[Row]) -> Search:
     tried: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         tried.setdefault((row.model, _options(row.data)), []).append(row)
     lines = [
-        (label(model), options, str(estimate([row.value for row in own])), "chosen" if _is_chosen(own[-1]) else "")
+        (label(model), options, _score(own), "chosen" if _is_chosen(own[-1]) else "")
         for (model, options), own in tried.items()
     ]
-    return Search(name, lines, _budget(list(tried)))
+    return Search(name, f"{name}, {preset}", lines, _budget(list(tried)))
 
 
 def _budget(tried: Sequence[tuple[str, str]]) -> str:
@@ -61,6 +62,11 @@ def _budget(tried: Sequence[tuple[str, str]]) -> str:
     if len(set(sizes.values())) == 1:
         return f"All models got {len(first)} options each, but not the same ones."
     return "The models did not get the same grid: " + ", ".join(f"{label(m)} {size}" for m, size in sizes.items()) + "."
+
+
+def _score(rows: Sequence[Row]) -> str:
+    """The score, the mean of several; a run that diverged has none."""
+    return "not finite" if any(row.value is None for row in rows) else str(estimate([row.value for row in rows]))
 
 
 def _is_chosen(row: Row) -> bool:

@@ -115,6 +115,8 @@ def _describe(out: Section, experiment: Experiment, chosen: Chosen) -> None:
         out.notes.append(
             "The most recent config is not shown because its runs are not all there; this one is the last that is."
         )
+    elif chosen.complete is None:
+        out.notes.append("Whether all runs of this config are there cannot be told: this version does not accept it.")
     elif not chosen.complete:
         out.notes.append("Not all runs of this config are there.")
     if chosen.other_config:

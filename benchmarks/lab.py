@@ -1,0 +1,115 @@
+"""The lab: MAML vectorised over tasks against a Python loop, and the share of a training step that the sampler takes.
+
+    python benchmarks/lab.py
+
+One thread. The two forms of MAML are timed in turn within one run; they give the same numbers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from context import medians
+from intention.lab import train as loop
+from intention.lab.experiments import find
+from intention.lab.experiments.base import Job
+from intention.lab.models.maml import Maml
+from intention.lab.place import Place
+from intention.lab.tasks import sine
+from intention.nn import mlp
+
+
+class OneByOne(nn.Module):
+    """MAML as it is mostly written: tasks in a loop, `autograd.grad` with create_graph."""
+
+    def __init__(self, model: Maml) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return torch.stack([self.answer(query[0], k, v) for k, v in zip(key, value, strict=True)])
+
+    def answer(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        weights = dict(self.model.net.named_parameters())
+        for _ in range(self.model.steps):
+            error = self.model.error(weights, key, value)
+            slopes = torch.autograd.grad(error, list(weights.values()), create_graph=True)
+            pairs = zip(weights.items(), slopes, strict=True)
+            weights = {name: weight - self.model.rate * slope for (name, weight), slope in pairs}
+        return torch.func.functional_call(self.model.net, weights, (query,))
+
+
+def maml(seconds: float) -> dict[str, Any]:
+    torch.manual_seed(0)
+    model = Maml(mlp(1, 128, 128, 128, 128, 1), steps=3, rate=0.01)
+    episode = sine.sample(8, torch.Generator().manual_seed(0))
+    forms = {"vectorised": model, "loop": OneByOne(model)}
+
+    def step(form: nn.Module) -> None:
+        (form(*episode[:3]) - episode.target).square().mean().backward()
+
+    return medians({name: lambda form=form: step(form) for name, form in forms.items()}, seconds)
+
+
+def sampler(name: str, steps: int) -> list[dict[str, Any]]:
+    """The training steps of one run of each model, at the quick preset's sizes."""
+    experiment, rows = find(name), []
+    config = experiment.PRESETS["quick"]
+    plain = loop._step
+    for model in config.models:
+        spent = {"sampler": 0.0, "step": 0.0}
+
+        def timed(wrapped: Any, state: Any, sample: Any, loss: Any, plan: Any, spent: Any = spent) -> float:
+            def clocked(batch: int, generator: torch.Generator) -> Any:
+                start = time.perf_counter()
+                episode = sample(batch, generator)
+                spent["sampler"] += time.perf_counter() - start
+                return episode
+
+            start = time.perf_counter()
+            value = plain(wrapped, state, clocked, loss, plan)
+            spent["step"] += time.perf_counter() - start
+            return value
+
+        loop._step = timed
+        try:
+            job = next(job for job in experiment.jobs(replace(config, steps=steps, models=(model,), seeds=1)))
+            for _ in experiment.run(Job(name, job.config, model, 0, job.at), Place()):
+                pass
+        finally:
+            loop._step = plain
+        rows.append({"experiment": name, "model": model, "share": spent["sampler"] / spent["step"]})
+        print(f"{name:8s} {model:18s} sampler {rows[-1]['share']:.1%} of a step")
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=10.0, help="for the two forms of MAML")
+    parser.add_argument("--steps", type=int, default=200, help="of each model, for the samplers")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    times = maml(args.seconds)
+    print(f"MAML, 8 tasks: vectorised {times['loop'] / times['vectorised']:.2f} times as fast as a loop")
+    shares = [row for name in ("sine", "policy", "kabsch", "scaling") for row in sampler(name, args.steps)]
+    result = {
+        "torch": torch.__version__,
+        "machine": f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}",
+        "maml_seconds": times,
+        "sampler": shares,
+    }
+    path = Path(__file__).parent / "results" / "lab.json"
+    path.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

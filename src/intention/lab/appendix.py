@@ -1,0 +1,318 @@
+"""Every hyperparameter that the paper prints, with our value in the `paper` preset and why where it differs."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from intention.lab import experiments
+
+SAME = "as printed"
+NOT_PRINTED = None
+PI = 3.141592653589793
+
+
+class Row(NamedTuple):
+    """One hyperparameter.
+
+    `path` leads to our value: a field of the experiment's paper Config ("attention.heads") or a constant of a module of
+    the lab ("tasks.sine:AMPLITUDE"). Empty: it is in the code of the models or samplers, or the experiment is not
+    there yet. `printed` is None where the paper needs a value and gives none.
+    """
+
+    section: str
+    experiment: str
+    name: str
+    printed: Any
+    path: str = ""
+    ours: Any = SAME
+    why: str = ""
+
+    @property
+    def expected(self) -> Any:
+        return self.printed if self.ours is SAME else self.ours
+
+
+def value(row: Row) -> Any:
+    """Our value, read where the experiment reads it."""
+    if not row.path:
+        return row.expected
+    module, _, fields = row.path.rpartition(":")
+    found: Any = importlib.import_module(f"intention.lab.{module}") if module else None
+    found = found or experiments.find(row.experiment).PRESETS["paper"]
+    for field in fields.split("."):
+        found = found[field] if isinstance(found, Mapping) else getattr(found, field)
+    return found
+
+
+def there(row: Row) -> bool:
+    """Whether the experiment is in this version."""
+    return row.experiment in experiments.NAMES
+
+
+def table() -> list[list[str]]:
+    """For people: section, what, what the paper prints, ours, and why it differs. The first line is the heading."""
+    lines = [["section", "hyperparameter", "paper", "ours (preset paper)", "note"]]
+    for row in ROWS:
+        printed = "not printed" if row.printed is NOT_PRINTED else in_words(row.printed)
+        lines.append([row.section, row.name, printed, in_words(value(row)) if there(row) else "to come", row.why])
+    return lines
+
+
+def in_words(value: Any) -> str:
+    """
+    >>> in_words((128, 128, 1)), in_words(3e-4), in_words(50_000)
+    ('[128, 128, 1]', '0.0003', '50000')
+    """
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(in_words(item) for item in value)}]"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+Entry = tuple[Any, ...]  # name, printed, path, ours, why: the last three may be left out
+
+
+def _rows(section: str, experiment: str, *entries: Entry) -> Iterator[Row]:
+    for entry in entries:
+        yield Row(section, experiment, *entry)
+
+
+def _net(model: str, rate: float, **sizes: tuple[int, ...] | int) -> list[Entry]:
+    """The lines of one model: e_K, e_V, e_H are `embed`, e_P is `decode`."""
+    fields: list[Entry] = [(f"{model}: {field}", printed, f"{model}.{field}") for field, printed in sizes.items()]
+    return [*fields, (f"{model}: learning rate", rate, f"{model}.learning_rate")]
+
+
+TRAINED: list[Entry] = [("optimiser", "Adam"), ("loss", "MSE"), ("non-linearity", "ReLU")]
+UNPRINTED: list[Entry] = [
+    ("α at the start", NOT_PRINTED, "alpha"),
+    ("schedule of the learning rate", NOT_PRINTED, "schedule"),
+    ("largest norm of a gradient", NOT_PRINTED, "clip"),
+]
+UNPRINTED_LENGTH: list[Entry] = [("iterations", NOT_PRINTED, "steps"), ("batch", NOT_PRINTED, "batch")]
+LAST_SIZE = ("8196 is printed, which doubling 2 does not reach",)
+
+SCALING = _rows(
+    "Scaling experiment",
+    "scaling",
+    ("standard deviation of W and of x", 1.0),
+    ("y", "x W"),
+    ("pairs", 10, "pairs"),
+    ("dimension of x", tuple(range(2, 11)), "dims"),
+    ("first latent size", 2, "smallest"),
+    ("next latent size", "s² (“double”)", "", "2 s", "the text says double"),
+    ("last latent size, MLP", 8196, "mlp.largest", 8192, *LAST_SIZE),
+    ("last latent size, Neural Process", 8196, "neural_process.largest", 8192, *LAST_SIZE),
+    ("last latent size, Attention", 8196, "attention.largest", 8192, *LAST_SIZE),
+    ("last latent size, Intention", 8196, "intention.largest", 512, "a flattened w makes a layer of s³ parameters"),
+    ("maximum error", NOT_PRINTED, "threshold"),
+    ("iterations", 100_000, "steps"),
+    ("batch", 64, "batch"),
+    ("learning rate", 3e-4, "learning_rate"),
+    *TRAINED,
+    ("Intention: layers of e_K and e_V", 2, "intention.embed"),
+    ("Intention: layers of e_P", 2, "intention.decode"),
+    ("Intention: E_Q", 0, "", "none: w is returned", "with E_Q = 0 the output would be 0"),
+    ("Attention: layers of e_K, e_V and e_Q", 1, "attention.embed"),
+    ("Attention: layers of e_P", 1, "attention.decode"),
+    ("Attention: heads", 5, "attention.heads"),
+    ("Attention: negative slope τ of the leaky ReLU", 0.01, "attention.slope"),
+    ("Neural Process: layers of e_H", 2, "neural_process.embed"),
+    ("Neural Process: layers of e_P", 4, "neural_process.decode"),
+    ("MLP: layers of e_P", 4, "mlp.decode"),
+    *UNPRINTED,
+)
+
+COMPARISON = _rows(
+    "Comparing the computations",
+    "computations_2d",
+    ("covariance of w", ((10, 0), (0, 10))),
+    ("covariance of K", ((0.7, 0.9), (0.9, 1.0)), "tasks.linear:PLANE", SAME, "repaired in two ways: it is not PSD"),
+    ("Q inside: U(−r, r)", 1.0, "experiments.computations_2d:SQUARES.inside"),
+    ("Q outside: U(−r, r)", 25.0, "experiments.computations_2d:SQUARES.outside"),
+    ("Attention", "softmax(Q K') V"),
+    ("Linear attention", "Q K' V"),
+    ("σIntention", "softmax(Q (K'K)⁻¹ K') V"),
+    ("Intention", "Q (K'K)⁻¹ K' V"),
+    ("context points", NOT_PRINTED, "points"),
+)
+
+SINE = _rows(
+    "Sine regression",
+    "sine",
+    ("b", (0.0, PI), "tasks.sine:PHASE"),
+    ("a", (0.1, 5.0), "tasks.sine:AMPLITUDE"),
+    ("x", (-6.0, 6.0), "tasks.sine:X"),
+    ("y", "a sin(x − b)"),
+    ("queries and targets M", 200, "queries"),
+    ("keys and values N", 10, "points"),
+    ("iterations", 50_000, "steps"),
+    ("batch", 8, "batch"),
+    *TRAINED,
+    *_net("intention", 3e-4, embed=(1000, 1000, 1000, 1000)),
+    ("intention: e_K is shared by", "K, Q, V", "", "K, Q", "the output would have 1000 numbers for a target of one"),
+    *_net("attention", 1e-4, embed=(128, 128, 128), heads=5, decode=(128, 128, 1)),
+    ("attention: e_K is shared by", "K, Q"),
+    *_net("neural_process", 1e-4, embed=(2000, 2000, 16), decode=(2000, 2000, 2000, 1)),
+    *_net("maml", 3e-3, layers=(128, 128, 128, 128, 1), inner_steps=3),
+    ("maml: inner rate", 0.1, "maml.inner_rate", 0.01, "0.1 diverges: the loss is not finite after a few dozen steps"),
+    ("maml: inner loss", "MSE"),
+    *UNPRINTED,
+)
+
+PIXELS = _rows(
+    "MNIST",
+    "pixels",
+    ("images per iteration", 1),
+    ("context pixels", 264),
+    ("queries", "all pixels"),
+    ("models", "those of the sine regression"),
+    ("positions", "positional encoding"),
+)
+
+DECAY: list[Entry] = [("decay rate", 0.8), ("start of the decay", 10_000), ("period of the decay", 10_000)]
+
+
+def _decayed(model: str, rate: float) -> list[Entry]:
+    return [(f"{model}: {name}", printed) for name, printed in [("learning rate", rate), *DECAY]]
+
+
+FEW_SHOT = _rows(
+    "Few-shot classification",
+    "few_shot",
+    ("classes for training, validation and test", (80, 10, 10)),
+    ("image size", (28, 28)),
+    ("images per class", 600),
+    ("classes per task", 5),
+    ("context images per class", 5),
+    ("target images per class", 15),
+    ("evaluation tasks (Tables 1 and 2)", 1000),
+    ("loss of Intention", "MSE"),
+    ("loss of Neural Process and Attention", "softmax cross-entropy"),
+    ("optimiser", "SGD"),
+    ("momentum", 0.9),
+    ("weight decay, additive", 5e-4),
+    ("schedule", "exponential"),
+    ("length", "to convergence"),
+    ("intention: encoders", ("Matching Nets", "ResNet12")),
+    ("intention: e_H, linear kernel", (8192,)),
+    ("intention: e_H, Gaussian kernel", (32,)),
+    *_decayed("intention", 0.1),
+    ("attention: encoder", "Matching Nets"),
+    ("attention: e_H", (512,)),
+    ("attention: e_V", (512, 512, 512)),
+    ("attention: e_P", (512, 512, 512, 5)),
+    ("attention: heads", 5),
+    *_decayed("attention", 0.05),
+    ("neural_process: encoder", "Matching Nets"),
+    ("neural_process: e_H", (2048,)),
+    ("neural_process: e_V", (512, 512, 512), "", SAME, "named in the text, not used by the formula"),
+    ("neural_process: e_P", (1024, 5)),
+    *_decayed("neural_process", 0.1),
+    ("non-linearity", "ReLU"),
+)
+
+KERNELS = _rows(
+    "Kernel performance experiments",
+    "few_shot",
+    ("kernels", ("linear", "Gaussian")),
+    ("latent sizes", (16, 32, 64, 128)),
+)
+
+POLICY = _rows(
+    "Policy distillation",
+    "policy",
+    ("standard deviation of the target", 1.0),
+    ("observations", 5, "points"),
+    ("variance of their places", 1 / 4, "tasks.policy:SPREAD", 0.5, "as a standard deviation"),
+    ("reward", "squared distance", "reward", ("squared", "gaussian"), "the Gaussian of section 5.3 is run beside it"),
+    ("shape of O", (5, 2), "", (5, 3), "x, y and the reward are three numbers"),
+    ("K, V, Q", "all are O"),
+    ("evaluation tasks (section 5.3)", 1000, "evaluation_tasks"),
+    *TRAINED,
+    ("intention, attention: e_K", "[K, V, Q] as it is"),
+    *_net("intention", 3e-5, embed=(512, 512), decode=(128, 2)),
+    *_net("attention", 3e-5, embed=(128, 128), heads=5, decode=(2048, 2)),
+    *_net("neural_process", 3e-4, embed=(512, 512), decode=(512, 512, 128, 2)),
+    *_net("mlp", 3e-4, decode=(512, 512, 512, 2)),
+    *UNPRINTED_LENGTH,
+    *UNPRINTED,
+)
+
+KABSCH = _rows(
+    "Learning generalised Kabsch algorithm",
+    "kabsch",
+    ("dimensions", 2, "dims"),
+    ("context points (section 5.4)", 5, "points"),
+    *TRAINED,
+    *_net("intention", 3e-4, embed=(128, 128), decode=(128, 128, 2)),
+    *_net("attention", 3e-4, embed=(256, 256), heads=5, decode=(256, 256, 2)),
+    *_net("neural_process", 3e-4, embed=(256, 256), decode=(256, 256, 2)),
+    *_net("mlp", 3e-4, decode=(256, 256, 256, 10)),
+    ("what e_K, e_V and e_Q read", "K, V, Q", "", "K or Q, V, K or Q", "M = N would be needed; e_K serves Q too"),
+    ("standard deviation of the noise", NOT_PRINTED, "noise"),
+    ("smallest scale", NOT_PRINTED, "smallest"),
+    ("largest scale", NOT_PRINTED, "largest"),
+    *UNPRINTED_LENGTH,
+    *UNPRINTED,
+)
+
+ANOMALY = _rows(
+    "Anomaly detection",
+    "anomaly",
+    ("features", "ResNet34, pre-trained on ImageNet, frozen"),
+    ("size of the features", 512),
+    ("images for training", 50_000),
+    ("images for testing", 10_000),
+    ("split over", "labels"),
+    ("items, outliers among them (section 5.5)", (10, 1)),
+    ("heads", 4),
+    ("size of a head", 256),
+    ("hidden size", 1024),
+    ("input dropout", 0.2),
+    ("epochs", 100),
+    ("learning rate", 5e-5),
+    ("schedule", "cosine warmup"),
+    ("period of the warmup", 100),
+    ("loss", "softmax cross-entropy"),
+    ("layers", (1, 4)),
+    ("α", "sigmoid(θ)"),
+    ("e_X, linear, shared by the heads, then ReLU", (1024,)),
+    ("e_K, e_V, e_Q, e_Z, linear, per head", (1024,)),
+    ("e_C", (1024, 1024)),
+    ("after the heads, linear", (1024,)),
+    ("e_O", (2048, 1024)),
+    ("norm", "LayerNorm after each sum"),
+)
+
+NORMALISATION = _rows(
+    "Normalisation",
+    "normalisation",
+    ("points N", (16, 32, 64), "sizes"),
+    ("standard deviation of keys and queries", 1.0),
+    ("unscaled", "Q K' [K K']⁻¹"),
+    ("scaled", "√d Q K' [K K']⁻¹"),
+    ("with a regulariser", "0.5 √d Q K' [sig(α) K K' + (1 − sig(α)) I]⁻¹"),
+    ("α at the start", 0),
+    ("dimensions d", NOT_PRINTED, "dimensions"),
+)
+
+MAIN_TEXT = [
+    *_rows("section 3.1", "slowdown", ("repetitions", 1809, "repetitions"), ("sizes N and d", NOT_PRINTED, "smallest")),
+    *_rows("section 2", "layers", ("latent size", 1000, "dimension"), ("optimality gap to reach", 0.1, "goal")),
+]
+
+ROWS: list[Row] = [
+    *SCALING,
+    *COMPARISON,
+    *SINE,
+    *PIXELS,
+    *FEW_SHOT,
+    *KERNELS,
+    *POLICY,
+    *KABSCH,
+    *ANOMALY,
+    *NORMALISATION,
+    *MAIN_TEXT,
+]

@@ -1,0 +1,86 @@
+"""The drawings of `kabsch`, and the rows they read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from intention.lab.experiments.base import COLOURS
+from intention.lab.experiments.compare import by_model, named
+from intention.lab.experiments.policy_figures import history_lines
+from intention.lab.results import Row, estimate_log, select
+
+DIMS = (2, 3)
+LINES = {"zero": (0, (1, 3)), "affine": "--", "umeyama": ":"}
+TURN = ((0.94, 0.0, 0.34), (0.12, 0.94, -0.33))  # how clouds of 3-D points are looked at: right and up
+
+
+def of(rows: Sequence[Row], dims: int) -> list[Row]:
+    return [row for row in rows if (row.data or {}).get("dims") == dims]
+
+
+def clouds(rows: Sequence[Row]) -> list[Row]:
+    """One per cloud, of the smallest seed."""
+    found: dict[str, Row] = {}
+    for row in sorted(select(rows, metric="cloud"), key=lambda row: row.seed):
+        found.setdefault(str((row.data or {}).get("name")), row)
+    return list(found.values())
+
+
+def draw_history(rows: Sequence[Row], dims: int) -> Any:
+    """Error against training steps; the last mean is written beside each line, closed forms are horizontal."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.5, 4.2), layout="constrained")
+    axis = figure.subplots()
+    ends = history_lines(axis, of(select(rows, metric="mse during training"), dims))
+    found = by_model(of(select(rows, metric="mse"), dims))
+    for model, (step, error) in ends.items():
+        axis.annotate(
+            f"{error:.2g}",
+            (step, error),
+            (4, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8,
+            color=COLOURS[model],
+        )
+    for name, style in LINES.items():
+        if name in found:
+            value = estimate_log(list(found[name].values())).mean
+            axis.axhline(value, color="black", linestyle=style, linewidth=1, label=f"{named(name)}: {value:.2g}")
+    axis.set(yscale="log", xlabel="training steps", ylabel="MSE")
+    axis.margins(x=0.06)
+    figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8)
+    return figure
+
+
+def draw_cloud(data: dict[str, Any]) -> Any:
+    """The cloud, its target, what was observed, what was predicted; the last three have the same axes."""
+    import numpy as np
+    from matplotlib.figure import Figure
+
+    look = np.array(TURN).T if data["dims"] == 3 else np.eye(2)
+    cloud, target, key, value, predicted = (
+        np.array(data[name]) @ look for name in ("cloud", "target", "key", "value", "predicted")
+    )
+    figure = Figure(figsize=(7.5, 2.4), layout="constrained")
+    axes = figure.subplots(1, 4)
+    dots = {"linestyle": "none", "marker": ".", "markersize": 2.5}
+    axes[0].plot(*cloud.T, color="black", **dots)
+    axes[1].plot(*target.T, color="black", **dots)
+    for start, end in zip(key, value, strict=True):
+        axes[2].annotate("", end, start, arrowprops={"arrowstyle": "->", "color": "#999999", "linewidth": 0.8})
+    axes[2].plot(*key.T, "o", color="black", fillstyle="none", markersize=5)
+    axes[2].plot(*value.T, "o", color="black", markersize=5)
+    axes[3].plot(*target.T, color="#BBBBBB", **dots)
+    axes[3].plot(*predicted.T, color=COLOURS["intention"], **dots)
+    everything = np.concatenate([target, predicted, key, value])
+    low, high = everything.min(0), everything.max(0)
+    room = 0.05 * (high - low).max()
+    for axis, title in zip(axes, ("cloud", "target", "5 observations", "prediction"), strict=True):
+        axis.set_title(title if title[0] != "5" else f"{len(key)} observations", fontsize=9)
+        axis.set(aspect="equal", xticks=[], yticks=[])
+        if axis is not axes[0]:
+            axis.set(xlim=(low[0] - room, high[0] + room), ylim=(low[1] - room, high[1] + room))
+    return figure
