@@ -191,15 +191,15 @@ def test_the_same_rows_give_the_same_bytes(fake, tmp_path, monkeypatch):
     import matplotlib
 
     kept = []
-    for name, date, size in (("a", "1000000000", 10), ("b", "1700000000", 31)):  # day and user's taste change nothing
+    for name, date, width in (("a", "1000000000", 1.5), ("b", "1700000000", 7.0)):  # the day and the user's taste
         monkeypatch.setenv("SOURCE_DATE_EPOCH", date)
-        monkeypatch.setitem(matplotlib.rcParams, "font.size", size)
+        monkeypatch.setitem(matplotlib.rcParams, "lines.linewidth", width)
         folder = tmp_path / name
         append(folder / "first.jsonl", _rows())
         append(folder / "second.jsonl", _rows(experiment="second"))
         write_report(folder)
         kept.append({str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()})
-        assert matplotlib.rcParams["font.size"] == size
+        assert matplotlib.rcParams["lines.linewidth"] == width
     assert kept[0] == kept[1]
     assert {"report.html", "report.md", "claims.csv", "rows.csv", "figures/fig-second-3.svg"} < set(kept[0])
 
@@ -291,7 +291,9 @@ def test_an_unfinished_config_does_not_hide_a_complete_one(fake, tmp_path):
     text = _write(tmp_path, complete + begun)
     assert "intention 0.51 [" in text
     assert "The most recent config is not shown" in text
-    alone = _write(tmp_path, begun)
+    cut = [replace(row, rows=2) for row in begun]  # of each run, one row of two is there
+    assert "Not all runs" in _write(tmp_path, [replace(row, rows=2) for row in _rows()])
+    alone = _write(tmp_path, cut)
     assert "Not all runs of this config are there" in alone
     assert "intention 100 [" in alone
 
@@ -305,6 +307,11 @@ def test_a_run_made_again_counts_once(fake, tmp_path, neighbours):
     assert "12 s" in text
 
 
+def test_the_time_of_a_run_counts_once_however_many_rows_it_has(fake, tmp_path):
+    rows = [each for row in _rows() for each in (row, replace(row, metric="other"))]
+    assert "<dd>9.0 s</dd>" in _write(tmp_path, rows)
+
+
 def test_one_seed(fake, tmp_path):
     text = _write(tmp_path, _rows(replace(Config(), seeds=1)))
     assert "intention 0.5 from 1; attention 0.5 from 1" in text
@@ -313,7 +320,7 @@ def test_one_seed(fake, tmp_path):
 
 def test_rows_of_another_version_are_shown_with_a_note(fake, tmp_path):
     rows = [replace(row, config={"steps": 7, "gone": 1}) for row in _rows()]
-    text = _write(tmp_path, _rows(value=9.0) + rows)
+    text = _write(tmp_path, _rows(replace(Config(), steps=3), 9.0) + rows)
     assert "<code>gone</code></th><td>1</td><td>–</td>" in text
     assert "Whether all runs of this config are there cannot be told" in text
     assert "intention 0.51 [0.49, 0.53] from 3" in text

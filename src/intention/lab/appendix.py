@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from intention.lab import experiments
+from intention.lab.experiments.base import label
 
 SAME = "as printed"
 NOT_PRINTED = None
@@ -18,7 +19,7 @@ class Row(NamedTuple):
 
     `path` leads to our value: a field of the experiment's paper Config ("attention.heads") or a constant of a module of
     the lab ("tasks.sine:AMPLITUDE"). Empty: it is in the code of the models or samplers, or the experiment is not
-    there yet. `printed` is None where the paper needs a value and gives none.
+    there yet. `printed` is None where the paper needs a value and gives none; `ours` then says ours if `path` does not.
     """
 
     section: str
@@ -78,13 +79,21 @@ def _rows(section: str, experiment: str, *entries: Entry) -> Iterator[Row]:
         yield Row(section, experiment, *entry)
 
 
-def _net(model: str, rate: float, **sizes: tuple[int, ...] | int) -> list[Entry]:
-    """The lines of one model: e_K, e_V, e_H are `embed`, e_P is `decode`."""
-    fields: list[Entry] = [(f"{model}: {field}", printed, f"{model}.{field}") for field, printed in sizes.items()]
-    return [*fields, (f"{model}: learning rate", rate, f"{model}.learning_rate")]
+WORDS = {"embed": "layers of the embedding", "decode": "layers of e_P", "layers": "layers of e_P"}
+
+
+def _net(model: str, learning_rate: float, **sizes: tuple[int, ...] | int) -> list[Entry]:
+    """The lines of one model. The embedding is e_H of a Neural Process, e_K and e_V of the others."""
+    fields = {**sizes, "learning_rate": learning_rate}
+    return [(f"{label(model)}: {_words(field)}", printed, f"{model}.{field}") for field, printed in fields.items()]
+
+
+def _words(field: str) -> str:
+    return WORDS.get(field, field.replace("_", " "))
 
 
 TRAINED: list[Entry] = [("optimiser", "Adam"), ("loss", "MSE"), ("non-linearity", "ReLU")]
+NO_LOSS: list[Entry] = [("optimiser", "Adam"), ("loss", NOT_PRINTED, "", "MSE"), ("non-linearity", "ReLU")]
 UNPRINTED: list[Entry] = [
     ("α at the start", NOT_PRINTED, "alpha"),
     ("schedule of the learning rate", NOT_PRINTED, "schedule"),
@@ -147,17 +156,18 @@ SINE = _rows(
     ("y", "a sin(x − b)"),
     ("queries and targets M", 200, "queries"),
     ("keys and values N", 10, "points"),
+    ("keys are among", "the queries"),
     ("iterations", 50_000, "steps"),
     ("batch", 8, "batch"),
     *TRAINED,
     *_net("intention", 3e-4, embed=(1000, 1000, 1000, 1000)),
-    ("intention: e_K is shared by", "K, Q, V", "", "K, Q", "the output would have 1000 numbers for a target of one"),
+    ("Intention: e_K is shared by", "K, Q, V", "", "K, Q", "the output would have 1000 numbers for a target of one"),
     *_net("attention", 1e-4, embed=(128, 128, 128), heads=5, decode=(128, 128, 1)),
-    ("attention: e_K is shared by", "K, Q"),
+    ("Attention: e_K is shared by", "K, Q"),
     *_net("neural_process", 1e-4, embed=(2000, 2000, 16), decode=(2000, 2000, 2000, 1)),
     *_net("maml", 3e-3, layers=(128, 128, 128, 128, 1), inner_steps=3),
-    ("maml: inner rate", 0.1, "maml.inner_rate", 0.01, "0.1 diverges: the loss is not finite after a few dozen steps"),
-    ("maml: inner loss", "MSE"),
+    ("MAML: inner rate", 0.1, "maml.inner_rate", 0.01, "0.1 diverges: the loss is not finite after a few dozen steps"),
+    ("MAML: inner loss", "MSE"),
     *UNPRINTED,
 )
 
@@ -175,7 +185,7 @@ DECAY: list[Entry] = [("decay rate", 0.8), ("start of the decay", 10_000), ("per
 
 
 def _decayed(model: str, rate: float) -> list[Entry]:
-    return [(f"{model}: {name}", printed) for name, printed in [("learning rate", rate), *DECAY]]
+    return [(f"{label(model)}: {name}", printed) for name, printed in [("learning rate", rate), *DECAY]]
 
 
 FEW_SHOT = _rows(
@@ -195,20 +205,21 @@ FEW_SHOT = _rows(
     ("weight decay, additive", 5e-4),
     ("schedule", "exponential"),
     ("length", "to convergence"),
-    ("intention: encoders", ("Matching Nets", "ResNet12")),
-    ("intention: e_H, linear kernel", (8192,)),
-    ("intention: e_H, Gaussian kernel", (32,)),
+    ("Intention: encoders", ("Matching Nets", "ResNet12")),
+    ("Intention: e_H, linear kernel", (8192,)),
+    ("Intention: e_H, Gaussian kernel", (32,)),
     *_decayed("intention", 0.1),
-    ("attention: encoder", "Matching Nets"),
-    ("attention: e_H", (512,)),
-    ("attention: e_V", (512, 512, 512)),
-    ("attention: e_P", (512, 512, 512, 5)),
-    ("attention: heads", 5),
+    ("Attention: encoder", "Matching Nets"),
+    ("Attention: e_H", (512,)),
+    ("Attention: e_V", (512, 512, 512)),
+    ("Attention: e_P", (512, 512, 512, 5)),
+    ("Attention: heads", 5),
     *_decayed("attention", 0.05),
-    ("neural_process: encoder", "Matching Nets"),
-    ("neural_process: e_H", (2048,)),
-    ("neural_process: e_V", (512, 512, 512), "", SAME, "named in the text, not used by the formula"),
-    ("neural_process: e_P", (1024, 5)),
+    ("Neural Process: encoder", "Matching Nets"),
+    ("Neural Process: e_H", (2048,)),
+    ("Neural Process: e_V", (512, 512, 512), "", SAME, "named in the text, not used by the formula"),
+    ("Neural Process: e_P", (1024, 5)),
+    ("Neural Process: mean over", "each class"),
     *_decayed("neural_process", 0.1),
     ("non-linearity", "ReLU"),
 )
@@ -230,8 +241,8 @@ POLICY = _rows(
     ("shape of O", (5, 2), "", (5, 3), "x, y and the reward are three numbers"),
     ("K, V, Q", "all are O"),
     ("evaluation tasks (section 5.3)", 1000, "evaluation_tasks"),
-    *TRAINED,
-    ("intention, attention: e_K", "[K, V, Q] as it is"),
+    *NO_LOSS,
+    ("Intention, Attention: e_K", "[K, V, Q] as it is"),
     *_net("intention", 3e-5, embed=(512, 512), decode=(128, 2)),
     *_net("attention", 3e-5, embed=(128, 128), heads=5, decode=(2048, 2)),
     *_net("neural_process", 3e-4, embed=(512, 512), decode=(512, 512, 128, 2)),
@@ -245,13 +256,14 @@ KABSCH = _rows(
     "kabsch",
     ("dimensions", 2, "dims"),
     ("context points (section 5.4)", 5, "points"),
-    *TRAINED,
+    *NO_LOSS,
     *_net("intention", 3e-4, embed=(128, 128), decode=(128, 128, 2)),
     *_net("attention", 3e-4, embed=(256, 256), heads=5, decode=(256, 256, 2)),
     *_net("neural_process", 3e-4, embed=(256, 256), decode=(256, 256, 2)),
     *_net("mlp", 3e-4, decode=(256, 256, 256, 10)),
     ("what e_K, e_V and e_Q read", "K, V, Q", "", "K or Q, V, K or Q", "M = N would be needed; e_K serves Q too"),
     ("standard deviation of the noise", NOT_PRINTED, "noise"),
+    ("standard deviation of keys, queries and translation", NOT_PRINTED, "", 1.0),
     ("smallest scale", NOT_PRINTED, "smallest"),
     ("largest scale", NOT_PRINTED, "largest"),
     *UNPRINTED_LENGTH,
@@ -298,10 +310,21 @@ NORMALISATION = _rows(
     ("dimensions d", NOT_PRINTED, "dimensions"),
 )
 
-MAIN_TEXT = [
-    *_rows("section 3.1", "slowdown", ("repetitions", 1809, "repetitions"), ("sizes N and d", NOT_PRINTED, "smallest")),
-    *_rows("section 2", "layers", ("latent size", 1000, "dimension"), ("optimality gap to reach", 0.1, "goal")),
-]
+SLOWDOWN = _rows(
+    "section 3.1",
+    "slowdown",
+    ("repetitions", 1809, "repetitions"),
+    ("smallest N and d", NOT_PRINTED, "smallest"),
+    ("largest N and d", NOT_PRINTED, "largest"),
+)
+
+LAYERS = _rows(
+    "section 2",
+    "layers",
+    ("latent size", 1000, "dimension"),
+    ("optimality gap to reach", 0.1, "goal"),
+    ("condition numbers", (1.1, 10.0), "", SAME, "among others"),
+)
 
 ROWS: list[Row] = [
     *SCALING,
@@ -314,5 +337,6 @@ ROWS: list[Row] = [
     *KABSCH,
     *ANOMALY,
     *NORMALISATION,
-    *MAIN_TEXT,
+    *SLOWDOWN,
+    *LAYERS,
 ]

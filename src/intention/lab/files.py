@@ -32,14 +32,15 @@ def append_lines(path: Path, lines: list[str]) -> None:
     """Add whole lines in one write; a line that was cut off before is ended first."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("ab+") as file:
+        with path.open("ab+", buffering=0) as file:  # a buffer would write the rest of a failed write when it is closed
             start = file.seek(0, os.SEEK_END)
             if start:
                 file.seek(start - 1)
             cut_off = start > 0 and file.read(1) != b"\n"
+            rest = ("\n" if cut_off else "").encode() + "".join(f"{line}\n" for line in lines).encode()
             try:
-                file.write(("\n" if cut_off else "").encode() + "".join(f"{line}\n" for line in lines).encode())
-                file.flush()
+                while rest:
+                    rest = rest[file.write(rest) :]
                 os.fsync(file.fileno())
             except OSError:
                 os.truncate(path, start)  # a full disk must not leave half a line

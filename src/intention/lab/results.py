@@ -169,7 +169,7 @@ def by_seed(rows: Iterable[Row]) -> dict[int, float | None]:
 
 
 def _exp(value: float) -> float:
-    return math.exp(value) if value < 700 else math.inf
+    return math.inf if value >= 700 else math.exp(value)  # NaN stays NaN
 
 
 def student(freedom: int) -> float:

@@ -190,6 +190,8 @@ def _lock(file: Any, out: Path) -> None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise LabError(f"another `intention` works in {out}; wait for it, or choose another folder with --out") from None
+        raise LabError(
+            f"another `intention` works in {out}; wait for it, or choose another folder with --out"
+        ) from None
     except OSError:
         return

@@ -1,4 +1,4 @@
-"""Figure 4: attention, linear attention, σIntention and Intention applied to linear data on a plane. Nothing is trained."""
+"""Figure 4: the four computations applied to linear data on a plane. Nothing is trained."""
 
 from __future__ import annotations
 
@@ -22,15 +22,17 @@ from intention.lab.tasks.linear import REPAIRS, Problem, Repair, plane, square
 TITLE = "Four computations on linear data in the plane"
 PLACE = "Figure 4, theorems 2.8 and 2.9, appendix “Comparing the computations”"
 READING = """
-- The printed covariance [[.7, .9], [.9, 1.]] of the keys is not positive semidefinite (an eigenvalue is −0.062). Both repairs are
-  shown: |eigenvalues|, which is what numpy draws from the printed matrix, and the nearest positive semidefinite matrix, which is singular:
-  all points then lie on a line and no method can know `w` across it.
-- The number of points is not printed: N = 50. V = Kw. Attention has no 1/√d and both Intentions have α = 0, as printed; where K'K is singular the
-  inverse is the pseudo-inverse.
-- A seed is a draw of `w` and of the points. Correlation, slope (of the prediction regressed on the truth) and MSE are over random
-  queries of each square; a correlation alone does not see that σIntention predicts values about N times too small.
-- Distances are relative, |a − b| / |b| over the queries inside, in float64: Intention to least squares (`torch.linalg.lstsq`) with scale 1,
-  Intention to linear attention and σIntention to attention with the queries multiplied by α, as in the theorems.
+- The printed covariance [[.7, .9], [.9, 1.]] of the keys is not positive semidefinite (an eigenvalue is −0.062). Both
+  repairs are shown: |eigenvalues|, which is what numpy draws from the printed matrix, and the nearest positive
+  semidefinite matrix, which is singular: all points then lie on a line and no method can know `w` across it.
+- The number of points is not printed: N = 50. V = Kw. Attention has no 1/√d and both Intentions have α = 0, as
+  printed; where K'K is singular the inverse is the pseudo-inverse.
+- A seed is a draw of `w` and of the points. Correlation, slope (of the prediction regressed on the truth) and MSE are
+  over random queries of each square; a correlation alone does not see that σIntention predicts values about N times
+  too small.
+- Distances are relative, |a − b| / |b| over the queries inside, in float64: Intention to least squares
+  (`torch.linalg.lstsq`) with scale 1, Intention to linear attention and σIntention to attention with the queries
+  multiplied by α, as in the theorems.
 - Nothing is trained, so that all presets are the same.
 """
 EXCLUSIVE = False
@@ -190,10 +192,12 @@ def _ours(rows: Sequence[Row]) -> Claim:
             found = [r.value for r in select(rows, model="intention", metric=named("correlation", where, repair))]
             known = [value for value in found if value is not None]
             if known:
-                parts.append(f"{REPAIR_NAMES[repair]}, {where}: {estimate(known)}, lowest of {len(known)} {min(known):.7g}")
+                parts.append(
+                    f"{REPAIR_NAMES[repair]}, {where}: {estimate(known)}, lowest of {len(known)} {min(known):.7g}"
+                )
                 worst += [min(known)] if repair == "absolute" else []
     verdict = UNTESTED if len(worst) < 2 else "holds" if min(worst) > 0.9999 else "does not hold"
-    text = "Intention's correlation is above .9999 inside and outside (repair |eigenvalues|; with the other no method knows w)"
+    text = "Intention's correlation is above .9999 inside and outside (repair |eigenvalues|; the other hides half of w)"
     return Claim(text, "Figure 4, our own line", "; ".join(parts), verdict)
 
 
@@ -281,7 +285,9 @@ def plot(rows: Sequence[Row]) -> list[Plot]:
             plots.append(Plot(title, caption, partial(draw_maps, maps, titles)))
     table = _table(rows)
     if len(table) > 1:
-        plots.append(Plot("Correlation, slope and MSE", "Means over draws with 95% intervals; MSE: geometric.", table=table))
+        plots.append(
+            Plot("Correlation, slope and MSE", "Means over draws with 95% intervals; MSE: geometric.", table=table)
+        )
     curves = [row for row in rows if row.metric.startswith("distance to") and "absolute" in row.metric and row.data]
     if curves:
         caption = "Relative distance over α; lines are geometric means over draws. Repair |eigenvalues|, float64."

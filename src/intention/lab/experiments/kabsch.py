@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -10,15 +10,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from intention.lab.experiments import kabsch_figures as figures
-from intention.lab.experiments.base import Claim, Job, Measure, Net, Place, Plot, chooses, require
-from intention.lab.experiments.compare import Found, best, by_model, errors, named, ratio, together, verdict
-from intention.lab.experiments.kabsch_figures import DIMS
+from intention.lab.experiments.base import Job, Measure, Net, Place, chooses, require
+from intention.lab.experiments.kabsch_claims import ON_CLOUD, claims  # noqa: F401 - an experiment offers it
+from intention.lab.experiments.kabsch_figures import plot  # noqa: F401
 from intention.lab.experiments.policy import check_net, loss, numbers, over_tasks, predict_in_parts, task_errors
 from intention.lab.files import LabError
 from intention.lab.models import references
 from intention.lab.models.kabsch import MODELS, build
-from intention.lab.results import Row, estimate, select
 from intention.lab.tasks import Episode, clouds, kabsch
 from intention.lab.train import SCHEDULES, Plan, train
 
@@ -44,18 +42,13 @@ READING = """
   observed with noise. At most 400 of its points, drawn at random, are mapped and shown.
 """
 
-BASELINES = ("attention", "neural_process", "mlp")
 WITHOUT_TRAINING: dict[str, Callable[[Episode], Tensor]] = {
     "zero": references.zero,
     "ridge_raw": references.kabsch_ridge,
     "affine": references.affine,
     "umeyama": references.umeyama,
 }
-SIGMA = "Both new modules are put to the test: σIntention beats the baselines"
-ON_CLOUD = "relative error on the cloud"
 SHOWN = 400  # points of a cloud
-WIDE = 5.0  # times: a wide margin
-NEAR = 0.1  # of the extent of the cloud
 
 
 @dataclass(frozen=True)
@@ -97,7 +90,10 @@ class Config:
         require(self.noise >= 0, f"noise must be >= 0, got {self.noise}")
         require(self.alpha > 0, f"alpha must be > 0, got {self.alpha}")
         for model in MODELS:
-            check_net(model, getattr(self, model))
+            net: Net = getattr(self, model)
+            check_net(model, net)
+            size = 2 * (self.queries if model == "mlp" else 1)  # in 3-D the last layer has as many more as are needed
+            require(net.decode[-1] == size, f"{model}.decode ends with the answer, {size} numbers, got {net.decode}")
             self.plan(model)
 
     def plan(self, model: str) -> Plan:
@@ -126,7 +122,7 @@ STANDARD = replace(
     intention=Net((64, 64), (64, 64, 2), learning_rate=3e-3),
     sigma_intention=Net((64, 64), (64, 64, 2), learning_rate=3e-3),
     linear_attention=Net((64, 64), (64, 64, 2), learning_rate=3e-3),
-    attention=Net((128, 128), (128, 128, 2), learning_rate=1e-3, heads=5),
+    attention=Net((128, 128), (128, 128, 2), learning_rate=3e-3, heads=5),
     neural_process=Net((128, 128), (128, 128, 2), learning_rate=3e-3),
     mlp=Net((), (128, 128, 128, 10), learning_rate=3e-3),
 )
@@ -210,109 +206,3 @@ def _map_cloud(model: nn.Module, config: Config, dims: int) -> Iterator[Measure]
     drawn = {"cloud": query, "target": episode.target, "key": key, "value": value, "predicted": predicted}
     points = {name: numbers(cloud.back(x[0])) for name, x in drawn.items()}
     yield Measure("cloud", None, data={"dims": dims, "name": cloud.name, **points})
-
-
-def claims(rows: Sequence[Row]) -> list[Claim]:
-    cases = {dims: by_model(figures.of(select(rows, metric="mse"), dims)) for dims in DIMS}
-    cases = {dims: found for dims, found in cases.items() if found}
-    return [
-        _against_baselines(cases, "intention", "Intention beats the baselines by a wide margin", WIDE),
-        _near_least_squares(cases),
-        _any_points(rows),
-        _against_baselines(cases, "sigma_intention", SIGMA, 1),
-        _against_intention(cases),
-        _no_training(rows),
-    ]
-
-
-def _against_baselines(cases: dict[int, Found], model: str, text: str, least: float) -> Claim:
-    """How many times larger is the error of the best baseline, chosen anew for each seed?"""
-    parts = []
-    for dims, found in cases.items():
-        times = ratio(best(found, BASELINES), found.get(model, {}))
-        each = verdict(times, least)
-        if each == "does not hold" and verdict(times, 1) == "holds":
-            each = "partly"  # ahead, but not by a wide margin
-        measured = f"the best baseline has {times} times its MSE ({errors(found, (model, *BASELINES))})"
-        parts.append(("" if times is None else _case(dims, measured), each))
-    if least > 1:
-        text += f" (read as: at most 1/{least:g} of the best one's error)"
-    return _claim(text, "section 5.4, Figure 10" if model == "intention" else "abstract, Figure 10", parts)
-
-
-def _near_least_squares(cases: dict[int, Found]) -> Claim:
-    parts = []
-    for dims, found in cases.items():
-        times = ratio(found.get("intention", {}), found.get("affine", {}))
-        inverse = ratio(found.get("affine", {}), found.get("intention", {}))  # at most twice: at least one half
-        beside = errors(found, ("intention", "affine", "umeyama"))
-        measured = _case(dims, f"{times} times the MSE of affine least squares ({beside})")
-        parts.append(("" if times is None else measured, verdict(inverse, 0.5)))
-    text = "The network learns to extract the map (read as: at most twice the error of affine least squares)"
-    return _claim(text, "appendix “Learning generalised Kabsch algorithm”", parts)
-
-
-def _any_points(rows: Sequence[Row]) -> Claim:
-    """Errors of one map of a cloud, as shares of the extent of its image."""
-    parts = []
-    on_cloud = select(rows, metric=ON_CLOUD)
-    for name in sorted({str((row.data or {}).get("cloud")) for row in on_cloud}):
-        found = by_model(row for row in on_cloud if (row.data or {}).get("cloud") == name)
-        error = estimate(list(found.get("intention", {}).values()))
-        closed = {model: next(iter(values.values())) for model, values in found.items() if model in WITHOUT_TRAINING}
-        beside = ", ".join(f"{named(model)} {value:.1%}" for model, value in closed.items())
-        measured = f"{name}: {error.mean:.1%} of its extent over {error.count} seeds ({beside} from the same points)"
-        each = "holds" if error.high <= NEAR else "partly" if error.mean <= NEAR else "does not hold"
-        parts.append((measured, each))
-    text = "The learned mapping can be applied to any set of points"
-    return _claim(f"{text} (read as: r.m.s. error at most {NEAR:.0%} of its extent)", "section 5.4, Figure 11", parts)
-
-
-def _against_intention(cases: dict[int, Found]) -> Claim:
-    parts = []
-    for dims, found in cases.items():
-        times = ratio(found.get("linear_attention", {}), found.get("intention", {}))
-        measured = _case(dims, f"linear attention has {times} times the MSE of Intention")
-        parts.append(("" if times is None else measured, verdict(times, 1)))
-    text = "The covariance matters: without it (linear attention, the same layers) the error is larger"
-    return _claim(text, "theorem 2.8, our own line", parts)
-
-
-def _no_training(rows: Sequence[Row]) -> Claim:
-    parts = []
-    for dims in DIMS:
-        found = by_model(figures.of(select(rows, metric="mse without noise", model="affine"), dims)).get("affine")
-        if found:
-            worst = max(found.values())
-            parts.append((_case(dims, f"largest MSE {worst:.1g}"), "holds" if worst < 1e-6 else "does not hold"))
-    text = "Without noise, Intention with an intercept finds the map without training (affine least squares)"
-    return _claim(text, "our own line", parts)
-
-
-def _case(dims: int, text: str) -> str:
-    return text if dims == 2 else f"in {dims}-D: {text}"
-
-
-def _claim(text: str, where: str, parts: Sequence[tuple[str, str]]) -> Claim:
-    measured = "; ".join(measured for measured, _ in parts if measured)
-    return Claim(text, where, measured, together([each for _, each in parts]))
-
-
-def plot(rows: Sequence[Row]) -> list[Plot]:
-    plots: list[Plot] = []
-    for dims in DIMS:
-        if figures.of(select(rows, metric="mse during training"), dims):
-            caption = (
-                "Error on held-out tasks during training: seeds thin, their geometric mean thick, with its last value. "
-                "Horizontal: closed forms on the same tasks."
-            )
-            title = "Error during training" if dims == 2 else f"Error during training, {dims}-D"
-            plots.append(Plot(title, caption, partial(figures.draw_history, rows, dims)))
-    for row in figures.clouds(rows):
-        caption = (
-            "A cloud, its target, the 5 observed points with their images (which have noise), and the prediction of "
-            "Intention (orange) on the target (grey)."
-        )
-        data = row.data or {}
-        plots.append(Plot(f"Mapping a cloud: {data['name']}", caption, partial(figures.draw_cloud, data)))
-    return plots

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-from intention.lab.experiments.base import COLOURS
+from intention.lab.experiments.base import COLOURS, Plot
 from intention.lab.experiments.compare import by_model, named
 from intention.lab.experiments.policy_figures import history_lines
 from intention.lab.results import Row, estimate_log, select
@@ -27,6 +28,26 @@ def clouds(rows: Sequence[Row]) -> list[Row]:
     return list(found.values())
 
 
+def plot(rows: Sequence[Row]) -> list[Plot]:
+    plots: list[Plot] = []
+    for dims in DIMS:
+        if of(select(rows, metric="mse during training"), dims):
+            caption = (
+                "Error on held-out tasks during training: seeds thin, their geometric mean thick, with its last value. "
+                "Horizontal: closed forms on the same tasks."
+            )
+            title = "Error during training" if dims == 2 else f"Error during training, {dims}-D"
+            plots.append(Plot(title, caption, partial(draw_history, rows, dims)))
+    for row in clouds(rows):
+        caption = (
+            "A cloud, its target, the 5 observed points with their images (which have noise), and the prediction of "
+            "Intention (orange) on the target (grey)."
+        )
+        data = row.data or {}
+        plots.append(Plot(f"Mapping a cloud: {data['name']}", caption, partial(draw_cloud, data)))
+    return plots
+
+
 def draw_history(rows: Sequence[Row], dims: int) -> Any:
     """Error against training steps; the last mean is written beside each line, closed forms are horizontal."""
     from matplotlib.figure import Figure
@@ -39,9 +60,9 @@ def draw_history(rows: Sequence[Row], dims: int) -> Any:
         axis.annotate(
             f"{error:.2g}",
             (step, error),
-            (4, 0),
+            (3, 1),
             textcoords="offset points",
-            va="center",
+            va="bottom",
             fontsize=8,
             color=COLOURS[model],
         )
@@ -56,7 +77,7 @@ def draw_history(rows: Sequence[Row], dims: int) -> Any:
 
 
 def draw_cloud(data: dict[str, Any]) -> Any:
-    """The cloud, its target, what was observed, what was predicted; the last three have the same axes."""
+    """The cloud, its target, what was observed, what was predicted; all panels have the same scale."""
     import numpy as np
     from matplotlib.figure import Figure
 
@@ -75,12 +96,13 @@ def draw_cloud(data: dict[str, Any]) -> Any:
     axes[2].plot(*value.T, "o", color="black", markersize=5)
     axes[3].plot(*target.T, color="#BBBBBB", **dots)
     axes[3].plot(*predicted.T, color=COLOURS["intention"], **dots)
-    everything = np.concatenate([target, predicted, key, value])
-    low, high = everything.min(0), everything.max(0)
-    room = 0.05 * (high - low).max()
-    for axis, title in zip(axes, ("cloud", "target", "5 observations", "prediction"), strict=True):
-        axis.set_title(title if title[0] != "5" else f"{len(key)} observations", fontsize=9)
+    both = np.concatenate([target, predicted])
+    half = 0.55 * max(np.ptp(cloud, 0).max(), np.ptp(np.concatenate([both, key, value]), 0).max())
+    titles = ("cloud", "target", f"{len(key)} observations", "prediction")
+    inside = (cloud, both, np.concatenate([both, key, value]), both)
+    for axis, title, shown in zip(axes, titles, inside, strict=True):
+        axis.set_title(title, fontsize=9)
         axis.set(aspect="equal", xticks=[], yticks=[])
-        if axis is not axes[0]:
-            axis.set(xlim=(low[0] - room, high[0] + room), ylim=(low[1] - room, high[1] + room))
+        x, y = (shown.max(0) + shown.min(0)) / 2
+        axis.set(xlim=(x - half, x + half), ylim=(y - half, y + half))
     return figure

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from intention import functional as F
-from intention.lab.experiments.base import COLOURS, Claim, Job, Measure, Plot, chooses, require
+from intention.lab.experiments.base import Claim, Job, Measure, Plot, chooses, require
+from intention.lab.experiments.layers_figures import NAMES, draw_gaps, draw_layers
+from intention.lab.models.descent import Steps, chebyshev, constant, left, padded, stack, unit_queries, worst_case
 from intention.lab.place import Place
 from intention.lab.results import Estimate, Row, estimate, estimate_log, select
 from intention.lab.tasks.linear import Problem, conditioned
@@ -22,33 +23,21 @@ from intention.lab.train import Plan, train
 TITLE = "Layers of linear attention that equal one Intention"
 PLACE = "section 2, closing argument"
 READING = """
-- A layer is one call of linear attention with residual values, v ← v − η K K'v, and the same for the queries, p ← p + η Q K'v: gradient descent on
-  least squares. The optimality gap is |w − w*|², with w* standard normal: d at the start. Counted are layers until it is 0.1 for d = 1000, a factor of
-  10⁻⁴. "Reduce by 0.1" at κ = 1.1 is read as times 0.1.
-- κ is the ratio of the largest eigenvalue L of K'K to the smallest, μ. Worst case: all of w* along the slowest direction. Measured:
-  the mean over held-out random problems in `d` dimensions (a smaller d, the same factor), eigenvalues log-uniform between μ = 1 and L = κ,
-  both ends included.
-- Step sizes: 1/L, which the text calls perfect; 2/(L + μ), the best constant; one learned for each layer, by Adam through the stack on random problems of that κ,
-  one stack for each depth; and Chebyshev's, the best for the worst case. On average over problems learned ones can do better than those.
+- A layer is one call of linear attention with residual values, v ← v − η K K'v, and the same for the queries, p ← p +
+  η Q K'v: gradient descent on least squares. The optimality gap is |w − w*|², with w* standard normal: d at the
+  start. Counted are layers until it is 0.1 for d = 1000, a factor of 10⁻⁴. "Reduce by 0.1" at κ = 1.1 is read as
+  times 0.1.
+- κ is the ratio of the largest eigenvalue L of K'K to the smallest, μ. Worst case: all of w* along the slowest
+  direction. Measured: the mean over held-out random problems in `d` dimensions (a smaller d, the same factor),
+  eigenvalues log-uniform between μ = 1 and L = κ, both ends included.
+- Step sizes: 1/L, which the text calls perfect; 2/(L + μ), the best constant; one learned for each layer, by Adam
+  through the stack on random problems of that κ, one stack for each depth; and Chebyshev's, the best for the worst
+  case. On average over problems learned ones can do better than those.
 - The same step sizes serve all problems of a κ. Float64, no α.
 """
 EXCLUSIVE = False
 
 MODELS = ("step_l", "step_l_mu", "chebyshev", "learned", "intention")
-NAMES = {
-    "step_l": "step 1/L",
-    "step_l_mu": "step 2/(L + μ)",
-    "chebyshev": "Chebyshev steps",
-    "learned": "learned steps",
-    "intention": "Intention",
-}
-LINE_COLOURS = {
-    "step_l": COLOURS["attention"],
-    "step_l_mu": COLOURS["linear_attention"],
-    "chebyshev": COLOURS["mlp"],
-    "learned": COLOURS["neural_process"],
-    "intention": COLOURS["intention"],
-}
 TENTH = 0.1
 
 
@@ -62,9 +51,9 @@ class Config:
     d: int = 32
     points: int = 48
     problems: int = 64  # held out
-    steps: int = 150
+    steps: int = 300
     batch: int = 8
-    learning_rate: float = 0.05
+    learning_rate: float = 0.03
     models: tuple[str, ...] = chooses(MODELS)
     seeds: int = chooses(3)
 
@@ -83,7 +72,7 @@ class Config:
 
 
 quick = Config()
-standard = replace(quick, kappas=(*quick.kappas, 300.0), d=64, points=96, steps=500, batch=16)
+standard = replace(quick, kappas=(*quick.kappas, 300.0), d=64, points=96, steps=800, batch=16)
 PRESETS = {"quick": quick, "standard": standard, "paper": standard}
 
 
@@ -96,136 +85,37 @@ def jobs(config: Config) -> list[Job]:
     ]
 
 
-# --- the stack --------------------------------------------------------------------------------------------------------
-
-
-def layer(prediction: Tensor, residual: Tensor, both: Tensor, key: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
-    """One layer of linear attention over values that are what is still to be explained.
-
-    prediction (..., M, k), residual (..., N, k), both: queries and keys (..., M + N, d), key (..., N, d), step: a
-    number, or k of them.
-    """
-    m = prediction.shape[-2]
-    update = step * F.linear_attention(both, key, residual)  # eta [Q; K] K'v
-    return prediction + update[..., :m, :], residual - update[..., m:, :]
-
-
-def stack(steps: Tensor, query: Tensor, problem: Problem) -> Iterator[Tensor]:
-    """Predictions (..., M, S) after each layer, of S stacks with steps (S, layers): each is a column of the values."""
-    key, residual = problem.key, problem.value.expand(*problem.value.shape[:-1], len(steps))
-    query = query.expand(*key.shape[:-2], *query.shape[-2:])
-    both, prediction = torch.cat([query, key], -2), residual.new_zeros(*query.shape[:-1], len(steps))
-    for step in steps.unbind(-1):
-        prediction, residual = layer(prediction, residual, both, key, step)
-        yield prediction
-
-
-def left(prediction: Tensor, w: Tensor) -> Tensor:
-    """What is left of the gap, over the problems, for each column: predictions at the unit vectors are w itself."""
-    return (prediction - w).square().sum((0, 1)) / w.square().sum()
-
-
-def unit_queries(problem: Problem) -> Tensor:
-    return torch.eye(problem.key.shape[-1], dtype=problem.key.dtype)
-
-
-# --- step sizes -------------------------------------------------------------------------------------------------------
-
-
-def constant(model: str, kappa: float) -> float:
-    """With mu = 1 and L = kappa: 1/L or 2/(L + mu)."""
-    return 1 / kappa if model == "step_l" else 2 / (kappa + 1)
-
-
-def worst_case(model: str, kappa: float, ratio: float) -> float:
-    """Layers until the gap is `ratio` of what it was, if all of it lies along the slowest direction; a real number.
-
-    A constant step multiplies the gap by rho^2 each time, rho = 1 - 1/kappa or (kappa - 1)/(kappa + 1). L layers of
-    Chebyshev's steps multiply it by T_L((kappa + 1)/(kappa - 1))^-2, and T_L(x) = cosh(L arcosh x).
-    """
-    if model == "intention":
-        return 1.0
-    if model in ("chebyshev", "learned"):
-        return math.acosh(ratio**-0.5) / math.acosh((kappa + 1) / (kappa - 1))
-    rho = 1 - 1 / kappa if model == "step_l" else (kappa - 1) / (kappa + 1)
-    return math.log(ratio) / (2 * math.log(rho))
-
-
-def alternate(values: Tensor) -> Tensor:
-    """First, last, second, last but one ...: large and small steps take turns, so that nothing grows between."""
-    size = len(values)
-    order = [index // 2 if index % 2 == 0 else size - 1 - index // 2 for index in range(size)]
-    return values[order]
-
-
-def chebyshev(depth: int, kappa: float) -> Tensor:
-    """One over the roots of the Chebyshev polynomial on [1, kappa]."""
-    angles = math.pi * (torch.arange(depth, dtype=torch.float64) + 0.5) / depth
-    return alternate(1 / ((kappa + 1) / 2 + (kappa - 1) / 2 * angles.cos()))
-
-
-def spread(depth: int, kappa: float) -> Tensor:
-    """Where learning starts: evenly spread in log between 1/kappa and 1. Equal steps would stay equal."""
-    return alternate((-math.log(kappa) * (torch.arange(depth, dtype=torch.float64) + 0.5) / depth).exp())
-
-
 def depths(kappa: float, ratio: float) -> list[int]:
     """The depths that are tried: up to where Chebyshev's steps are sure to be there."""
     most = math.ceil(worst_case("chebyshev", kappa, ratio))
     return list(range(max(1, most * 2 // 3), most + 1))
 
 
-def padded(kappa: float, tried: Sequence[int], steps: Callable[[int, float], Tensor]) -> Tensor:
-    """Step sizes of stacks of several depths, (depths, deepest): a layer of step 0 changes nothing."""
-    rows = [torch.cat([steps(depth, kappa), torch.zeros(max(tried) - depth, dtype=torch.float64)]) for depth in tried]
-    return torch.stack(rows)
-
-
-class Steps(nn.Module):
-    """Step sizes of stacks of several depths, learned as logarithms; what is left of the gap after each stack."""
-
-    def __init__(self, kappa: float, tried: Sequence[int]) -> None:
-        super().__init__()
-        start = padded(kappa, tried, spread)
-        self.log_steps = nn.Parameter(start.clamp_min(1e-300).log() * (start > 0))
-        self.register_buffer("used", (start > 0).double())
-
-    def forward(self, problem: Problem) -> Tensor:
-        steps = self.log_steps.exp() * self.used
-        *_, last = stack(steps, unit_queries(problem), problem)
-        return left(last, problem.w)  # (depths,)
-
-
-# --- runs -------------------------------------------------------------------------------------------------------------
-
-
 def run(job: Job, place: Place) -> Iterator[Measure]:
     config, kappa = job.config, float(job.at["kappa"])
     generator = torch.Generator().manual_seed(1_000_000 + job.seed)  # held out, the same for all models of a seed
     problem = conditioned(config.problems, config.points, config.d, kappa, generator)
-    yield Measure("layers, worst case", worst_case(job.model, kappa, config.ratio), x=kappa)
-    with torch.no_grad():
-        if job.model == "intention":
-            curve = {1: left(_intention(problem), problem.w).item()}
-        elif job.model in ("step_l", "step_l_mu"):
-            curve = _constant_curve(job.model, kappa, problem, config.ratio)
-        elif job.model == "chebyshev":
-            tried = depths(kappa, config.ratio)
-            *_, last = stack(padded(kappa, tried, chebyshev), unit_queries(problem), problem)
-            curve = dict(zip(tried, left(last, problem.w).tolist(), strict=True))
-    if job.model == "learned":
-        curve = _learned_curve(job, kappa, problem, place)
+    curve = _learned_curve(job, kappa, problem, place) if job.model == "learned" else _fixed_curve(job, kappa, problem)
     yield Measure("layers", first(curve, config.ratio), x=kappa, data=_thinned(curve))
+    yield Measure("layers, worst case", worst_case(job.model, kappa, config.ratio), x=kappa)
     yield Measure("gap left", min(curve.values()), x=kappa)
-    if job.model in ("step_l", "step_l_mu", "intention"):
+    if job.model not in ("chebyshev", "learned"):  # those are tried at depths near the goal only
         yield Measure("layers to a tenth", first(curve, TENTH), x=kappa)
         yield Measure("layers to a tenth, worst case", worst_case(job.model, kappa, TENTH), x=kappa)
 
 
-def _intention(problem: Problem) -> Tensor:
-    found = F.intention(unit_queries(problem), problem.key, problem.value, alpha=0)
-    assert isinstance(found, Tensor)
-    return found
+@torch.no_grad()
+def _fixed_curve(job: Job, kappa: float, problem: Problem) -> dict[int, float]:
+    """What is left of the gap by number of layers, where no step is learned."""
+    if job.model in ("step_l", "step_l_mu"):
+        return _constant_curve(job.model, kappa, problem, job.config.ratio)
+    if job.model == "intention":
+        found = F.intention(unit_queries(problem), problem.key, problem.value, alpha=0)
+        assert isinstance(found, Tensor)
+        return {1: left(found, problem.w).item()}
+    tried = depths(kappa, job.config.ratio)
+    *_, last = stack(padded(kappa, tried, chebyshev), unit_queries(problem), problem)
+    return dict(zip(tried, left(last, problem.w).tolist(), strict=True))
 
 
 def _constant_curve(model: str, kappa: float, problem: Problem, ratio: float) -> dict[int, float]:
@@ -266,3 +156,148 @@ def _thinned(curve: Mapping[int, float], most: int = 60) -> dict[str, list[float
     layers = sorted(curve)
     kept = [layer for i, layer in enumerate(layers) if i % math.ceil(len(layers) / most) == 0 or layer == layers[-1]]
     return {"layers": [float(x) for x in kept], "left": [float(f"{curve[layer]:.4g}") for layer in kept]}
+
+
+# --- what the rows say ------------------------------------------------------------------------------------------------
+
+UNTESTED = "not tested at this size"
+
+
+def over_seeds(rows: Sequence[Row], model: str, metric: str, kappa: float) -> Estimate:
+    return estimate([row.value for row in select(rows, model=model, metric=metric, x=kappa)])
+
+
+def layers_at(rows: Sequence[Row], model: str, kappa: float, metric: str = "layers") -> tuple[Estimate, int | None]:
+    """Measured on random problems, and the worst case in whole layers."""
+    worst = over_seeds(rows, model, f"{metric}, worst case", kappa).mean
+    return over_seeds(rows, model, metric, kappa), math.ceil(worst - 1e-9) if math.isfinite(worst) else None
+
+
+def _listed(rows: Sequence[Row], models: Sequence[str], kappa: float, metric: str = "layers") -> str:
+    parts = []
+    for model in models:
+        measured, worst = layers_at(rows, model, kappa, metric)
+        if worst is not None:
+            known = math.isfinite(measured.mean)
+            bound = "" if model in ("learned", "intention") else f"worst case {worst}, "
+            parts.append(f"{NAMES[model]}: {bound}random problems {measured if known else 'not reached'}")
+    return "; ".join(parts)
+
+
+def claims(rows: Sequence[Row]) -> list[Claim]:
+    return [_example(rows), _one_step(rows), _perfect(rows), _minimum(rows), _growth(rows)]
+
+
+def _example(rows: Sequence[Row]) -> Claim:
+    text = "condition number 10, d = 1000: roughly 6 × 4 = 24 stacked layers to reduce the error to merely 0.1"
+    _, printed = layers_at(rows, "step_l", 10.0)
+    _, best = layers_at(rows, "step_l_mu", 10.0)
+    near = [count is not None and abs(count - 24) <= 2 for count in (printed, best)]
+    verdict = "holds" if all(near) else "partly" if any(near) else "does not hold"
+    verdict = UNTESTED if printed is None or best is None else verdict
+    return Claim(text, "section 2", _listed(rows, MODELS, 10.0), verdict)
+
+
+def _one_step(rows: Sequence[Row]) -> Claim:
+    text = "to reduce it by 0.1 we would need just one step if the conditioning number was 1.1"
+    found = [layers_at(rows, model, 1.1, "layers to a tenth") for model in ("step_l", "step_l_mu")]
+    tested = all(worst is not None and math.isfinite(measured.mean) for measured, worst in found)
+    holds = [measured.mean == 1 and worst == 1 for measured, worst in found]
+    verdict = "holds" if all(holds) else "partly" if any(holds) else "does not hold"
+    measured = "to a tenth of the gap: " + _listed(rows, ("step_l", "step_l_mu"), 1.1, "layers to a tenth")
+    measured += ". To 0.1 from d = 1000: " + _listed(rows, ("step_l", "step_l_mu"), 1.1)
+    return Claim(text, "section 2", measured if tested else "", verdict if tested else UNTESTED)
+
+
+def _perfect(rows: Sequence[Row]) -> Claim:
+    """Not perfect: some other step size needs fewer layers at every kappa, paired by seed."""
+    text = "this is all assuming perfect selection of learning rate (exactly one over the Lipschitz constant)"
+    ratios: dict[str, dict[float, Estimate]] = {"step_l_mu": {}, "learned": {}}
+    for model, found in ratios.items():
+        for kappa in sorted({row.x for row in rows if row.x is not None}):
+            base = {row.seed: row.value for row in select(rows, model="step_l", metric="layers", x=kappa)}
+            other = {row.seed: row.value for row in select(rows, model=model, metric="layers", x=kappa)}
+            pairs = [(base[s], other[s]) for s in base if base[s] and other.get(s)]
+            if pairs and kappa >= 2:
+                found[kappa] = estimate_log([a / b for a, b in pairs])  # type: ignore[operator]
+    parts = [
+        f"1/L needs {value} times the layers of {NAMES[model]} at κ = {kappa:g}"
+        for model, found in ratios.items()
+        for kappa, value in [*found.items()][-1:]
+    ]
+    best = ratios["step_l_mu"].values()
+    better = [value.mean > 1 and not value.low <= 1 for value in best]
+    verdict = "does not hold" if all(better) else "partly" if any(better) else "holds"
+    return Claim(text, "section 2", "; ".join(parts), verdict if better else UNTESTED)
+
+
+def _minimum(rows: Sequence[Row]) -> Claim:
+    text = (
+        "Intention is Attention behaviour in the limit, directly computing the minimum rather than doing so iteratively"
+    )
+    found = {row.x: row.value for row in select(rows, model="intention", metric="gap left") if row.value is not None}
+    if not found:
+        return Claim(text, "section 2", "", UNTESTED)
+    most = max(found.values())
+    measured = (
+        f"one layer of Intention leaves at most {most:.1g} of the gap (κ up to {max(k for k in found if k):g}, float64)"
+    )
+    return Claim(text, "section 2", measured, "holds" if most < 1e-20 else "does not hold")
+
+
+def _growth(rows: Sequence[Row]) -> Claim:
+    """The power of kappa with which the number of layers grows, from kappa >= 5."""
+    text = "its exact speed depends on the conditioning number"
+    parts, grows = [], []
+    for model in MODELS[:-1]:
+        powers = []
+        for seed in sorted({row.seed for row in select(rows, model=model)}):
+            found = [
+                row
+                for row in select(rows, model=model, metric="layers", seed=seed)
+                if row.value and row.x and row.x >= 5
+            ]
+            pairs = [(math.log(row.x), math.log(row.value)) for row in found]  # type: ignore[arg-type]
+            if len(pairs) > 1:
+                powers.append(statistics.linear_regression(*zip(*pairs, strict=True)).slope)
+        if powers:
+            power = estimate(powers)
+            parts.append(f"{NAMES[model]}: layers grow as κ to the power {power}")
+            grows.append(power.mean > 0 and not power.low <= 0)
+    verdict = "holds" if all(grows) else "partly" if any(grows) else "does not hold"
+    return Claim(text, "section 2", "; ".join(parts), verdict if grows else UNTESTED)
+
+
+def plot(rows: Sequence[Row]) -> list[Plot]:
+    kappas = sorted({row.x for row in select(rows, metric="layers") if row.x is not None})
+    if not kappas:
+        return []
+    table = [["κ", *(NAMES[model] for model in MODELS)]]
+    for kappa in kappas:
+        table.append([f"{kappa:g}", *(_cell(rows, model, kappa) for model in MODELS)])
+    caption = "Points: mean over random problems (seeds); lines: worst case. Until the gap is 10⁻⁴ of what it was."
+    points = {model: _points(rows, model, "layers", kappas) for model in MODELS}
+    worst = {model: _points(rows, model, "layers, worst case", kappas) for model in MODELS if model != "learned"}
+    plots = [Plot("Layers that equal one Intention", caption, partial(draw_layers, points, worst))]
+    cells = "On random problems; in brackets the worst case. Chebyshev's worst case bounds the learned steps too."
+    plots.append(Plot("Layers needed", cells, table=table))
+    shown = 10.0 if 10.0 in kappas else kappas[-1]
+    curves = [row for row in select(rows, metric="layers", x=shown, seed=0) if row.data]
+    if curves:
+        caption = "What is left of |w − w*|² on random problems. Learned and Chebyshev steps: a stack for each depth."
+        drawn = {row.model: row.data for row in curves if row.data}
+        plots.append(Plot(f"The gap, layer by layer, at κ = {shown:g}", caption, partial(draw_gaps, drawn)))
+    return plots
+
+
+def _points(rows: Sequence[Row], model: str, metric: str, kappas: Sequence[float]) -> list[tuple[float, float]]:
+    found = [(kappa, over_seeds(rows, model, metric, kappa).mean) for kappa in kappas]
+    return [(kappa, mean) for kappa, mean in found if math.isfinite(mean)]
+
+
+def _cell(rows: Sequence[Row], model: str, kappa: float) -> str:
+    measured, worst = layers_at(rows, model, kappa)
+    if worst is None:
+        return "–"
+    found = f"{measured.mean:.3g}" if math.isfinite(measured.mean) else "not reached"
+    return found if model in ("learned", "intention") else f"{found} ({worst})"

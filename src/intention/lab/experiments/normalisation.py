@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from intention.lab.experiments.base import Claim, Job, Measure, Plot, chooses, require
+from intention.lab.experiments.normalisation_figures import draw_variances
 from intention.lab.place import Place
 from intention.lab.results import Row, select
 from intention.nn.scaling import variance_scale
@@ -19,26 +20,22 @@ from intention.nn.scaling import variance_scale
 TITLE = "Variance of the Intention map"
 PLACE = "Figure 15, appendix “Normalisation”"
 READING = """
-- Keys and queries are standard normal. Z is the printed map, with the pseudo-inverse where d < N (KK' is singular there, and an inverse does
-  not exist). The factor 0.5 of the regularised map is sig(0), so that it is √d QK'(KK' + I)⁻¹.
-- Given the keys, the variance of the entries over queries is known: the mean squared length of the columns of Z/Q. What is averaged is that, over
-  draws of keys, which is the same number with less noise. From the singular values s of K: the mean over N of Σ 1/s² (unscaled),
-  and of Σ s²/(s² + 1)² (regularised).
-- Keys are drawn until the standard error is below `error` of the mean, or `draws` are used up (a sixth of them for |d−N| < 8, where there is nothing to converge to). Exact: 1/(d−N−1) for d > N+1 and d/(N(N−d−1)) for
-  N > d+1; infinite between. The estimator itself has a finite variance for |d−N| > 3; the comparison is made from |d−N| ≥ 8 on. Intervals
-  are over draws of keys.
+- Keys and queries are standard normal. Z is the printed map, with the pseudo-inverse where d < N (KK' is singular
+  there, and an inverse does not exist). The factor 0.5 of the regularised map is sig(0), so that it is √d QK'(KK' +
+  I)⁻¹.
+- Given the keys, the variance of the entries over queries is known: the mean squared length of the columns of Z/Q.
+  What is averaged is that, over draws of keys, which is the same number with less noise. From the singular values s
+  of K: the mean over N of Σ 1/s² (unscaled), and of Σ s²/(s² + 1)² (regularised).
+- Keys are drawn until the standard error is below `error` of the mean, or `draws` are used up (a sixth of them for
+  |d−N| < 8, where there is nothing to converge to). Exact: 1/(d−N−1) for d > N+1 and d/(N(N−d−1)) for N > d+1;
+  infinite between. The estimator itself has a finite variance for |d−N| > 3; the comparison is made from |d−N| ≥ 8
+  on. Intervals are over draws of keys.
 - `scale="variance"` of `intention.nn`, with α = 1, is added as a fourth line.
 - Nothing is trained; `standard` and `paper` only draw more.
 """
 EXCLUSIVE = False
 
 MODELS = ("unscaled", "scaled", "regularised", "variance")
-NAMES = {
-    "unscaled": "unscaled",
-    "scaled": "scaled by √d",
-    "regularised": "√d and regulariser",
-    "variance": 'scale="variance", α = 1',
-}
 FAR = 8  # |d - N| from which the mean over draws is compared with the exact value
 BATCH = 100
 
@@ -195,7 +192,9 @@ def _small(found: Curves) -> Claim:
         if small * 4 <= n:
             tested.append(n)
             explodes.append(_value(curve[small]) > 1)
-            parts.append(f"N = {n}: {_value(curve[small]):.2g} at d = {small}, largest at d = {peak} ({_value(curve[peak]):.2g})")
+            parts.append(
+                f"N = {n}: {_value(curve[small]):.2g} at d = {small}, largest at d = {peak} ({_value(curve[peak]):.2g})"
+            )
     verdict = "holds" if all(explodes) else "partly" if any(explodes) else "does not hold"
     measured = "; ".join(parts) + ". The blow-up is at d ≈ N; there the mean has no limit and depends on the draws"
     text = "unscaled intention has an exploding variance for very small d"
@@ -223,8 +222,10 @@ def _converges(found: Curves) -> Claim:
             continue
         off = [abs(_value(curve[d]) - 1) for d in tail]
         noise = 0.01
-        converges.append(off[-1] < 0.1 and all(b < a + noise for a, b in zip(off, off[1:], strict=False)))
-        parts.append(f"N = {n}: {_value(curve[tail[0]]):.3g} at d = {tail[0]}, {_value(curve[tail[-1]]):.4g} at d = {tail[-1]}")
+        converges.append(off[-1] < 0.1 and all(b < a + noise for a, b in itertools.pairwise(off)))
+        parts.append(
+            f"N = {n}: {_value(curve[tail[0]]):.3g} at d = {tail[0]}, {_value(curve[tail[-1]]):.4g} at d = {tail[-1]}"
+        )
     verdict = "holds" if all(converges) else "partly" if any(converges) else "does not hold"
     measured = "; ".join(parts) + ". Exactly d/(d−N−1) for d > N+1; for N ≫ d it goes to 0 instead"
     text = "Scaled Intention smoothly converges in variance to 1"
@@ -232,7 +233,7 @@ def _converges(found: Curves) -> Claim:
 
 
 def _regularised(found: Curves, scaled: Curves) -> Claim:
-    """Stable: between .5 and 2 at all d. Bounded, but not stable: the peak is below a tenth of the unregularised one."""
+    """Stable: between .5 and 2 at all d. Only bounded: the peak is below a tenth of the unregularised one."""
     parts, stable, bounded = [], [], []
     for n, curve in found.items():
         if n not in curve:
@@ -257,43 +258,22 @@ def _ours(found: Curves) -> Claim:
         return Claim(text, where, "", UNTESTED)
     low, high = min(values, key=values.__getitem__), max(values, key=values.__getitem__)
     small = [_value(row) for curve in found.values() for d, row in curve.items() if d < 16]
-    measured = f"lowest {values[low]:.3f} (N = {low[0]}, d = {low[1]}), highest {values[high]:.3f} (N = {high[0]}, d = {high[1]})"
+    measured = f"lowest {values[low]:.3f} (N = {low[0]}, d = {low[1]})"
+    measured += f", highest {values[high]:.3f} (N = {high[0]}, d = {high[1]})"
     measured += f"; for d < 16: {min(small):.2g} to {max(small):.2g}" if small else ""
     inside = values[low] >= 0.5 and values[high] <= 1.03  # 3%: what a mean over draws may be off
     return Claim(text, where, measured, "holds" if inside else "does not hold")
 
 
 def plot(rows: Sequence[Row]) -> list[Plot]:
-    found = {model: curves(rows, model) for model in MODELS}
+    found = {
+        model: {n: [(d, _value(row)) for d, row in curve.items()] for n, curve in curves(rows, model).items()}
+        for model in MODELS
+    }
     if not any(found.values()):
         return []
     caption = (
         "Variance of an entry over d. Black: the exact value of the unscaled and scaled map, infinite at d ≈ N. "
         "The dotted line is 1."
     )
-    return [Plot("Variance of the Intention map over d", caption, partial(_draw, found))]
-
-
-def _draw(found: Mapping[str, Curves]) -> Any:
-    from matplotlib.figure import Figure
-
-    models = [model for model in MODELS if found[model]]
-    figure = Figure(figsize=(7.5, 2.1 * len(models)), layout="constrained")
-    axes = figure.subplots(len(models), 1, squeeze=False, sharex=True)[:, 0]
-    colours = ("#2F7FD1", "#E08A00", "#9B59B6", "#1C9E77", "#D6336C", "#7F8C8D")
-    for axis, model in zip(axes, models, strict=True):
-        for (n, curve), colour in zip(found[model].items(), colours * len(found[model]), strict=False):
-            axis.plot(list(curve), [_value(row) for row in curve.values()], ".-", color=colour, label=f"N = {n}")
-            if model in ("unscaled", "scaled"):
-                _draw_exact(axis, n, max(curve), model == "scaled")
-        axis.axhline(1, color="black", linestyle=":", linewidth=0.8)
-        axis.set(xscale="log", yscale="log", title=NAMES[model], ylabel="variance")
-    axes[0].legend(frameon=False, fontsize=8)
-    axes[-1].set_xlabel("d")
-    return figure
-
-
-def _draw_exact(axis: Any, n: int, last: int, scaled: bool) -> None:
-    """Two branches; between them the value is infinite."""
-    for branch in (range(1, n - 1), range(n + 2, last + 1)):
-        axis.plot(branch, [exact(n, d) * (d if scaled else 1) for d in branch], color="black", linewidth=0.7)
+    return [Plot("Variance of the Intention map over d", caption, partial(draw_variances, found, exact))]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -10,13 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from intention.lab.experiments import policy_figures as figures
-from intention.lab.experiments.base import Claim, Job, Measure, Net, Place, Plot, chooses, require
-from intention.lab.experiments.compare import Found, best, by_model, errors, named, ratio, together, verdict
-from intention.lab.experiments.policy_figures import REWARDS
+from intention.lab.experiments.base import Job, Measure, Net, Place, chooses, require
+from intention.lab.experiments.policy_claims import claims  # noqa: F401 - an experiment offers it
+from intention.lab.experiments.policy_figures import REWARDS, plot  # noqa: F401
 from intention.lab.models import references
 from intention.lab.models.policy import MODELS, build
-from intention.lab.results import Row
 from intention.lab.tasks import Episode, policy
 from intention.lab.tasks.policy import Reward
 from intention.lab.train import SCHEDULES, Plan, train
@@ -42,7 +40,6 @@ READING = """
   as it is over x (α = 0.1) and follows its slope.
 """
 
-BASELINES = ("attention", "neural_process", "mlp")
 WITHOUT_TRAINING: dict[str, Callable[[Episode, Reward, float], Tensor]] = {
     "zero": lambda episode, reward, width: references.zero(episode),
     "ridge_raw": references.policy_ridge,
@@ -115,7 +112,7 @@ STANDARD = replace(
     sigma_intention=Net((256, 256), (64, 2), learning_rate=3e-3),
     linear_attention=Net((256, 256), (64, 2), learning_rate=3e-3),
     attention=Net((64, 64), (1024, 2), learning_rate=3e-3, heads=5),
-    neural_process=Net((256, 256), (256, 256, 64, 2), learning_rate=1e-3),
+    neural_process=Net((256, 256), (256, 256, 64, 2), learning_rate=3e-3),
     mlp=Net((), (256, 256, 256, 2), learning_rate=3e-3),
 )
 PRESETS = {"quick": replace(STANDARD, steps=2000), "standard": STANDARD, "paper": PAPER}
@@ -187,103 +184,3 @@ def _examples(episode: Episode, predicted: Tensor, width: float) -> dict[str, An
 def numbers(x: Tensor) -> Any:
     """Nested lists with 4 digits after the point."""
     return [numbers(row) for row in x] if x.dim() > 1 else [round(float(number), 4) for number in x]
-
-
-def claims(rows: Sequence[Row]) -> list[Claim]:
-    cases = {reward: by_model(figures.final(rows, reward)) for reward in REWARDS}
-    cases = {reward: found for reward, found in cases.items() if found}
-    only = [_only(reward, found) for reward, found in cases.items()]
-    text = "Intention is the only model that shows significant improvement on the task"
-    return [
-        Claim(text, "section 5.3, Figure 9", _text(only), together([each for _, each in only])),
-        _against_baselines(
-            cases, "intention", "Intention predicts the target better than MLP, Neural Process and Attention"
-        ),
-        _against_baselines(
-            cases, "sigma_intention", "Both new modules are put to the test: σIntention beats the baselines"
-        ),
-        _against_intention(cases),
-        _no_training(cases),
-    ]
-
-
-def _only(reward: str, found: Found) -> tuple[str, str]:
-    """Who is better than always predicting the mean, with the interval over seeds wholly on that side?"""
-    gains = {model: ratio(found.get("zero", {}), found.get(model, {})) for model in ("intention", *BASELINES)}
-    tested = {model: gain for model, gain in gains.items() if gain is not None}
-    if "intention" not in tested or len(tested) < 2:
-        return "", verdict(None, 1)
-    better = [model for model, gain in tested.items() if verdict(gain, 1) == "holds"]
-    measured = (
-        f"{reward} reward: MSE {errors(found, (*tested, 'zero'))}; better than the mean with an interval below it: "
-    )
-    return measured + (", ".join(map(named, better)) or "none"), "holds" if better == ["intention"] else "does not hold"
-
-
-def _against_baselines(cases: dict[str, Found], model: str, text: str) -> Claim:
-    """How many times larger is the error of the best baseline, chosen anew for each seed?"""
-    parts = []
-    for reward, found in cases.items():
-        times = ratio(best(found, BASELINES), found.get(model, {}))
-        measured = (
-            f"{reward} reward: the best baseline has {times} times its MSE ({errors(found, (model, *BASELINES))})"
-        )
-        parts.append(("" if times is None else measured, verdict(times, 1)))
-    where = "section 5.3, Figure 9" if model == "intention" else "abstract, Figure 9"
-    return Claim(text, where, _text(parts), together([each for _, each in parts]))
-
-
-def _against_intention(cases: dict[str, Found]) -> Claim:
-    parts = []
-    for reward, found in cases.items():
-        times = ratio(found.get("linear_attention", {}), found.get("intention", {}))
-        measured = f"{reward} reward: linear attention has {times} times the MSE of Intention"
-        parts.append(("" if times is None else measured, verdict(times, 1)))
-    text = "The covariance matters: without it (linear attention, the same layers) the error is larger"
-    return Claim(text, "theorem 2.8, our own line", _text(parts), together([each for _, each in parts]))
-
-
-def _no_training(cases: dict[str, Found]) -> Claim:
-    parts = []
-    for reward, found in cases.items():
-        worst = max(found.get("intention_exact", {}).values(), default=None)
-        measured = "" if worst is None else f"{reward} reward: largest MSE of a seed {worst:.1g}"
-        parts.append((measured, verdict(None, 1) if worst is None else "holds" if worst < 1e-6 else "does not hold"))
-    text = "Intention with an intercept on (x, d − ‖x‖²) finds the target without training"
-    return Claim(text, "our own line", _text(parts), together([each for _, each in parts]))
-
-
-def _text(parts: Sequence[tuple[str, str]]) -> str:
-    return "; ".join(measured for measured, _ in parts if measured)
-
-
-def plot(rows: Sequence[Row]) -> list[Plot]:
-    plots: list[Plot] = []
-    if any(row.model in MODELS for reward in REWARDS for row in figures.final(rows, reward)):
-        exact = "; ".join(_exact(rows, reward) for reward in REWARDS if _exact(rows, reward))
-        caption = (
-            "Mean squared error over held-out tasks: a dot per seed, their geometric mean and its 95% interval. "
-            f"Off the axis, without training: {exact or 'not run'}."
-        )
-        plots.append(Plot("Error by model", caption, partial(figures.draw_results, rows)))
-    for reward in reversed(REWARDS):
-        shown = figures.examples(rows, reward)
-        if shown:
-            caption = (
-                "Four held-out tasks. Grey: the Gaussian reward around the target (+). Circles: the observations, "
-                "their area by that reward. Stars: predictions. Below: a window around the target; a prediction that is not "
-                "in it is further away."
-            )
-            plots.append(Plot(f"Examples, {reward} reward", caption, partial(figures.draw_examples, shown, reward)))
-    groups = {f"{reward} reward": figures.history(rows, reward) for reward in REWARDS}
-    groups = {title: found for title, found in groups.items() if found}
-    if groups:
-        caption = "Error on the held-out tasks during training: seeds thin, their geometric mean thick."
-        plots.append(Plot("Error during training", caption, partial(figures.draw_history, groups)))
-    return plots
-
-
-def _exact(rows: Sequence[Row], reward: str) -> str:
-    found = by_model(figures.final(rows, reward))
-    text = errors(found, ("trilateration", "intention_exact"))
-    return f"{reward} reward, {text}" if text else ""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from intention.lab.experiments.base import COLOURS, label
-from intention.lab.experiments.compare import by_model, named
+from intention.lab.experiments.base import COLOURS, Plot, label
+from intention.lab.experiments.compare import by_model, errors, named
 from intention.lab.models.policy import MODELS
 from intention.lab.results import Row, estimate_log, select
 
@@ -36,6 +37,38 @@ def examples(rows: Sequence[Row], reward: str) -> dict[str, dict[str, Any]]:
 
 def _of(rows: Sequence[Row], reward: str) -> list[Row]:
     return [row for row in rows if (row.data or {}).get("reward") == reward]
+
+
+def plot(rows: Sequence[Row]) -> list[Plot]:
+    plots: list[Plot] = []
+    if any(row.model in MODELS for reward in REWARDS for row in final(rows, reward)):
+        exact = "; ".join(_exact(rows, reward) for reward in REWARDS if _exact(rows, reward))
+        caption = (
+            "Mean squared error over held-out tasks: a dot per seed, their geometric mean and its 95% interval. "
+            f"Off the axis, without training: {exact or 'not run'}."
+        )
+        plots.append(Plot("Error by model", caption, partial(draw_results, rows)))
+    for reward in reversed(REWARDS):
+        shown = examples(rows, reward)
+        if shown:
+            caption = (
+                "Four held-out tasks. Grey: the Gaussian reward around the target (+). Circles: the observations, "
+                "their area by that reward. Stars: predictions. Below: a window around the target; a prediction that "
+                "is not in it is further away."
+            )
+            plots.append(Plot(f"Examples, {reward} reward", caption, partial(draw_examples, shown, reward)))
+    groups = {f"{reward} reward": history(rows, reward) for reward in REWARDS}
+    groups = {title: found for title, found in groups.items() if found}
+    if groups:
+        caption = "Error on the held-out tasks during training: seeds thin, their geometric mean thick."
+        plots.append(Plot("Error during training", caption, partial(draw_history, groups)))
+    return plots
+
+
+def _exact(rows: Sequence[Row], reward: str) -> str:
+    found = by_model(final(rows, reward))
+    text = errors(found, ("trilateration", "intention_exact"))
+    return f"{reward} reward, {text}" if text else ""
 
 
 def draw_results(rows: Sequence[Row]) -> Any:

@@ -17,6 +17,11 @@ class Need(NamedTuple):
     size: int
     reached: bool
 
+    @property
+    def order(self) -> tuple[int, bool]:
+        """A size that was enough is less than the same one as a lower bound."""
+        return self.size, not self.reached
+
 
 Needed = dict[str, dict[int, dict[int, Need]]]  # by model, dimension and seed
 
@@ -37,7 +42,7 @@ def in_words(needs: Mapping[int, Need]) -> str:
     >>> in_words({0: Need(4, True), 1: Need(8, True), 2: Need(64, False)})
     '8 (4 to ≥ 64)'
     """
-    ordered = sorted(needs.values())
+    ordered = sorted(needs.values(), key=lambda need: need.order)
     low, middle, high = ordered[0], ordered[(len(ordered) - 1) // 2], ordered[-1]
     if low == high:
         return _size(low)
@@ -125,7 +130,7 @@ def smaller(found: Needed, model: str, baselines: Sequence[str]) -> tuple[str, s
         return "the models were not trained", NOT_TESTED
     words, sure, likely = [], [], []
     for d, own in found[model].items():
-        best = {seed: min(found[other][d][seed] for other in others) for seed in own if _has(found, others, d, seed)}
+        best = {seed: _least(found[other][d][seed] for other in others) for seed in own if _has(found, others, d, seed)}
         if not best:
             continue
         text = f"d = {d}: {in_words(own)}, the best baseline {in_words(best)}"
@@ -141,6 +146,10 @@ def smaller(found: Needed, model: str, baselines: Sequence[str]) -> tuple[str, s
     if len(sure) == len(words):
         return "; ".join(words), "holds"
     return "; ".join(words), "partly" if likely else "does not hold"
+
+
+def _least(needs: Iterable[Need]) -> Need:
+    return min(needs, key=lambda need: need.order)
 
 
 def _has(found: Needed, models: Sequence[str], d: int, seed: int) -> bool:

@@ -17,7 +17,6 @@ from intention.lab.models import regression
 from intention.lab.models.maml import Maml
 from intention.lab.tasks import Episode, sine
 from intention.lab.train import Plan, train
-from intention.nn import mlp
 
 __all__ = ["EXCLUSIVE", "PLACE", "PRESETS", "READING", "TITLE", "Config", "claims", "jobs", "plot", "run"]
 
@@ -31,8 +30,8 @@ READING = """
 - α is not given: it is learnable and starts at 1. "Untrained" is the same model at step 0; a line of its own shows the
   untrained model with α = 10⁻⁴.
 - The 5 heads of Attention have 128 dimensions each (a split of 128 into 5 does not exist), projected back.
-- MAML's inner rate of 0.1 does not train with the outer rate 3·10⁻³ (the loss is not finite after a few dozen steps):
-  0.01 here. It is second order.
+- MAML's inner rate of 0.1 does not train with the outer rate 3·10⁻³ (within a few dozen steps the loss jumps beyond 10⁴
+  or is not finite): 0.01 here. It is second order.
 - σIntention and linear attention have Intention's embeddings; linear attention divides by the number of points.
 - The rate decays along a cosine and gradients are clipped at norm 1, which the paper does not mention.
 """
@@ -129,7 +128,7 @@ def run(job: Job, place: Place) -> Iterator[Measure]:
 def build(config: Config, model: str) -> nn.Module:
     net: Any = getattr(config, model)
     if model == "maml":
-        return Maml(mlp(1, *net.layers), net.inner_steps, net.inner_rate)
+        return Maml(1, net.layers, net.inner_steps, net.inner_rate)
     if model == "attention":
         return regression.Attention(1, 1, net.embed, net.decode, net.heads)
     if model == "neural_process":

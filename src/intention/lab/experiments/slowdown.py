@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,25 +14,28 @@ import torch
 from torch import Tensor
 
 from intention import functional as F
-from intention.lab.experiments.base import COLOURS, Claim, Job, Measure, Plot, chooses, require
+from intention.lab.experiments.base import Claim, Job, Measure, Plot, require
+from intention.lab.experiments.slowdown_figures import HIGH, LOW, NAMES, draw_histograms, draw_shapes
 from intention.lab.place import Place
 from intention.lab.results import Row, select
 
 TITLE = "Slowdown of Intention over attention"
 PLACE = "Figure 5, section 3.1"
 READING = """
-- PyTorch in place of Jax; float32, one CPU thread, forward pass. The paper's ranges are not printed: N and d are log-uniform whole numbers in
-  16 … 724, M = N queries and k = d values (self-attention), in 1809 repetitions as in the paper, whatever the preset.
-- Each repetition draws a shape and data and times all codes back to back, in alternating order; a short call is repeated and the least time taken.
-- *Written out*: softmax(QK'/√d)V against an explicit inverse, Q(K'K)⁻¹K'V or QK'(KK')⁻¹V, whichever matrix is smaller; and a Cholesky factor of
-  the same matrix plus I. *Ours*: `intention.functional.intention` with α = 1, its accuracy check included, against both the written-out
-  attention and `torch.nn.functional.scaled_dot_product_attention`.
+- PyTorch in place of Jax; float32, one CPU thread, forward pass. The paper's ranges are not printed: N and d are
+  log-uniform whole numbers in 16 … 724, M = N queries and k = d values (self-attention), in 1809 repetitions as in
+  the paper, whatever the preset.
+- Each repetition draws a shape and data and times all codes back to back, in alternating order; a short call is
+  repeated and the least time taken.
+- *Written out*: softmax(QK'/√d)V against an explicit inverse, Q(K'K)⁻¹K'V or QK'(KK')⁻¹V, whichever matrix is
+  smaller; and a Cholesky factor of the same matrix plus I. *Ours*: `intention.functional.intention` with α = 1, its
+  accuracy check included, against both the written-out attention and
+  `torch.nn.functional.scaled_dot_product_attention`.
 - The interval of a median is that of its order statistics over repetitions. All of it depends on the machine.
 """
 EXCLUSIVE = True
 
 Code = Callable[[Tensor, Tensor, Tensor], Any]
-LOW, HIGH = 1.0, 4.0  # the paper's range
 BINS = 48  # of the histogram, from 1/16 to 64 in equal ratios
 FIRST, LAST = -4.0, 6.0  # powers of two
 SCATTER = 300  # repetitions kept with their shapes
@@ -47,21 +50,19 @@ class Config:
     largest: int = 724
     enough: float = 3e-4  # seconds after which a call is not repeated
     calls: int = 5  # repeats of one call at most
-    seeds: int = chooses(1)
 
     def __post_init__(self) -> None:
         require(self.repetitions >= 2, f"a distribution needs repetitions >= 2, got {self.repetitions}")
         require(1 <= self.smallest <= self.largest, f"1 <= smallest <= largest, got {self.smallest} and {self.largest}")
         require(self.calls >= 1, f"calls must be >= 1, got {self.calls}")
         require(self.enough >= 0, f"enough is a time >= 0, got {self.enough}")
-        require(self.seeds >= 1, f"seeds must be >= 1, got {self.seeds}")
 
 
 PRESETS = {"quick": Config(), "standard": Config(), "paper": Config()}
 
 
 def jobs(config: Config) -> list[Job]:
-    return [Job("slowdown", config, "all", seed) for seed in range(config.seeds)]
+    return [Job("slowdown", config, "all", 0)]
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -104,13 +105,6 @@ CODES: dict[str, Code] = {
 }
 # what is divided by what
 PAIRS = (("inverse", "attention"), ("cholesky", "attention"), ("intention", "attention"), ("intention", "fused"))
-NAMES = {
-    ("inverse", "attention"): "explicit inverse / attention, both written out",
-    ("cholesky", "attention"): "Cholesky / attention, both written out",
-    ("intention", "attention"): "our op / attention written out",
-    ("intention", "fused"): "our op / fused attention",
-}
-LINE_COLOURS = {"inverse": COLOURS["mlp"], "cholesky": COLOURS["neural_process"], "intention": COLOURS["intention"]}
 
 
 def run(job: Job, place: Place) -> Iterator[Measure]:
@@ -163,9 +157,7 @@ def clock(call: Callable[[], Any], config: Config) -> float:
     return least
 
 
-def summary(
-    code: str, base: str, ratios: Sequence[float], shapes: Sequence[tuple[int, int]]
-) -> Iterator[Measure]:
+def summary(code: str, base: str, ratios: Sequence[float], shapes: Sequence[tuple[int, int]]) -> Iterator[Measure]:
     """Median, percentiles, the share in [1, 4] and at most 4, and what the figures draw."""
     ordered, count = sorted(ratios), len(ratios)
     half = 0.98 * math.sqrt(count)  # order statistics: count/2 -/+ 1.96 sqrt(count)/2
@@ -236,6 +228,11 @@ def _describe(rows: Sequence[Row], pair: tuple[str, str]) -> str:
         share = _get(rows, pair, what)
         if share is not None and share.interval is not None:
             parts.append(f"{what} {share.value:.1%} [{share.interval[0]:.1%}, {share.interval[1]:.1%}]")
+    shapes = (median.data or {}).get("shapes", []) if median is not None else []
+    for name, chosen in (("N < 64", lambda n: n < 64), ("N ≥ 256", lambda n: n >= 256)):
+        ratios = [ratio for n, _, ratio in shapes if chosen(n)]
+        if ratios:
+            parts.append(f"median where {name}: {statistics.median(ratios):.2f}")
     return "; ".join(parts)
 
 
@@ -262,49 +259,14 @@ def plot(rows: Sequence[Row]) -> list[Plot]:
     found = {pair: row.data for pair in PAIRS if (row := _get(rows, pair, "median")) is not None and row.data}
     if not found:
         return []
-    across = "Distribution of the slowdown over repetitions; the band is the paper's range, 1 to 4, the line the median."
+    across = (
+        "Distribution of the slowdown over repetitions; the band is the paper's range, 1 to 4, the line the median."
+    )
     medians = {pair: row.value for pair in found if (row := _get(rows, pair, "median")) is not None}
-    plots = [Plot("Slowdown over attention", across, partial(_draw_histograms, found, medians))]
+    plots = [Plot("Slowdown over attention", across, partial(draw_histograms, found, medians))]
     if any(data["shapes"] for data in found.values()):
-        caption = "A point is a repetition: N against d, coloured by the slowdown (white is 1, red is slower, blue faster)."
-        plots.append(Plot("Where it is slow", caption, partial(_draw_shapes, found)))
+        caption = (
+            "A point is a repetition: N against d, coloured by the slowdown (white is 1, red is slower, blue faster)."
+        )
+        plots.append(Plot("Where it is slow", caption, partial(draw_shapes, found)))
     return plots
-
-
-def _draw_histograms(found: Mapping[tuple[str, str], Mapping[str, Any]], medians: Mapping[Any, float | None]) -> Any:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7.5, 1.5 * len(found) + 0.6), layout="constrained")
-    axes = figure.subplots(len(found), 1, sharex=True, squeeze=False)[:, 0]
-    for axis, (pair, data) in zip(axes, found.items(), strict=True):
-        counts, width = data["counts"], (data["last"] - data["first"]) / len(data["counts"])
-        edges = [2 ** (data["first"] + width * index) for index in range(len(counts) + 1)]
-        axis.axvspan(LOW, HIGH, color="#7F8C8D", alpha=0.25, linewidth=0)
-        axis.stairs(counts, edges, fill=True, color=LINE_COLOURS[pair[0]])
-        if medians.get(pair) is not None:
-            axis.axvline(medians[pair], color="black", linewidth=1)
-        axis.set_title(NAMES[pair], fontsize=9)
-        axis.set(xscale="log", ylabel="runs")
-    axes[-1].set_xlabel("times slower")
-    ticks = [0.125, 0.25, 0.5, 1, 2, 4, 8, 16, 32]
-    axes[-1].set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-    axes[-1].minorticks_off()
-    return figure
-
-
-def _draw_shapes(found: Mapping[tuple[str, str], Mapping[str, Any]]) -> Any:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7.5, 6.4), layout="constrained")
-    axes = figure.subplots(2, 2, sharex=True, sharey=True)
-    drawn = None
-    for axis, (pair, data) in zip(axes.flat, found.items(), strict=False):
-        n, d, ratio = zip(*data["shapes"], strict=True)
-        colours = [math.log2(value) for value in ratio]
-        drawn = axis.scatter(n, d, c=colours, s=9, cmap="RdBu_r", vmin=-3, vmax=3)
-        axis.set_title(NAMES[pair], fontsize=9)
-        axis.set(xscale="log", yscale="log", xlabel="N", ylabel="d")
-    if drawn is not None:
-        bar = figure.colorbar(drawn, ax=axes, shrink=0.7, label="times slower")
-        bar.set_ticks([-3, -2, -1, 0, 1, 2, 3], labels=["1/8", "1/4", "1/2", "1", "2", "4", "8"])
-    return figure

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from intention.lab.experiments.base import Experiment
 from intention.lab.results import Row
+from intention.lab.runner import finished
 
 
 class Chosen(NamedTuple):
@@ -34,10 +35,10 @@ def choose(experiment: Experiment, rows: Sequence[Row]) -> Chosen:
     for row in reversed(fresh):
         configs.setdefault(json.dumps(_without(row.config, choosing), sort_keys=True), row.config)
     candidates = [(config, _rows_of(config, fresh, choosing)) for config in configs.values()]
-    finished = [is_complete(experiment, config, kept) for config, kept in candidates]
-    index = next((number for number, whole in enumerate(finished) if whole is not False), 0)
+    whole = [is_complete(experiment, config, kept) for config, kept in candidates]
+    index = next((number for number, answer in enumerate(whole) if answer is not False), 0)
     config, kept = candidates[index]
-    return Chosen(kept, config, finished[index], len(fresh) - len(kept), len(rows) - len(fresh), passed_over=index > 0)
+    return Chosen(kept, config, whole[index], len(fresh) - len(kept), len(rows) - len(fresh), passed_over=index > 0)
 
 
 def last_of_each_run(rows: Iterable[Row]) -> list[Row]:
@@ -55,15 +56,15 @@ def last_of_each_run(rows: Iterable[Row]) -> list[Row]:
 
 
 def is_complete(experiment: Experiment, config: Mapping[str, Any], rows: Iterable[Row]) -> bool | None:
-    """Whether every run that this config asks for has rows.
+    """Whether every run that this config asks for is there with all its rows.
 
     None if its runs are not known: a config of another version of the package, a file that it names is gone.
     """
     try:
-        wanted = {job.id for job in experiment.jobs(rebuild(experiment.PRESETS["quick"], config))}
+        jobs = list(experiment.jobs(rebuild(experiment.PRESETS["quick"], config)))
     except Exception:
         return None
-    return wanted <= {row.run for row in rows}
+    return finished(rows, jobs) == {job.id for job in jobs}
 
 
 def rebuild(like: Any, values: Mapping[str, Any]) -> Any:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from intention.lab.experiments.base import label
-from intention.lab.results import Row, estimate, read, read_folder
+from intention.lab.results import Row, estimate, read
 
 METRICS = ("search", "search_score")
 
@@ -30,7 +30,8 @@ def read_search(path: Path | None) -> list[Row]:
     """The search rows of a file or a folder."""
     if path is None:
         return []
-    return [row for row in (read_folder(path) if path.is_dir() else read(path)) if is_search(row)]
+    files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
+    return [row for file in files for row in read(file) if is_search(row)]
 
 
 def searches(rows: Sequence[Row]) -> list[Search]:

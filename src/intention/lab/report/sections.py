@@ -116,7 +116,10 @@ def _describe(out: Section, experiment: Experiment, chosen: Chosen) -> None:
             "The most recent config is not shown because its runs are not all there; this one is the last that is."
         )
     elif chosen.complete is None:
-        out.notes.append("Whether all runs of this config are there cannot be told: this version does not accept it.")
+        out.notes.append(
+            "Whether all runs of this config are there cannot be told: this version does not accept it, or a file "
+            "that it names is gone."
+        )
     elif not chosen.complete:
         out.notes.append("Not all runs of this config are there.")
     if chosen.other_config:

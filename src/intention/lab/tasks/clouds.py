@@ -155,8 +155,8 @@ def _read_numpy(path: Path) -> Any:
                 return _choose({name: found[name] for name in found.files}, path)
     except (ValueError, EOFError, KeyError, zipfile.BadZipFile, NotImplementedError) as error:
         raise LabError(
-            f"{path} is not a file of plain numpy arrays: {error}. Pickled objects are refused, because loading them can "
-            "run code; save the points alone with np.savez(path, points=points)"
+            f"{path} is not a file of plain numpy arrays: {error}. Pickled objects are refused, because loading them "
+            "can run code; save the points alone with np.savez(path, points=points)"
         ) from error
 
 
