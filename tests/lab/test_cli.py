@@ -159,7 +159,8 @@ def test_fresh_touches_only_its_runs(call, tmp_path):
     assert after[:-2] == other
     assert len(after) == len(before)
     assert Counter(lines(tmp_path / "ended")) == {"line0": 2, "line1": 1, "plane0": 1, "plane1": 1}
-    new = [path.name for path in Path("here/runs/toy").iterdir() if path.stat().st_ctime_ns != stamps[path]]
+    assert set(Path("here/runs/toy").iterdir()) == folders
+    new = [path.name for path in folders if path.stat().st_ctime_ns != stamps[path]]
     assert [name[:10] for name in new] == ["line-seed0"]
 
 

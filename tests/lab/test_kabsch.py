@@ -145,8 +145,11 @@ def test_the_rabbit_has_an_outline_an_inside_and_a_fixed_shape():
     away = torch.cdist(drawn, line).amin(1)
     assert (away < 0.02).sum() > 250  # on the outline
     assert (away > 0.1).sum() > 50  # inside
-    low, high = line.amin(0), line.amax(0)
-    assert ((drawn >= low - 1e-3) & (drawn <= high + 1e-3)).all()
+    seen = line[None] - drawn[away > 0.1][:, None]
+    angle = torch.atan2(seen[..., 1], seen[..., 0])
+    turned = angle.roll(-1, 1) - angle
+    winding = torch.atan2(turned.sin(), turned.cos()).sum(1) / (2 * torch.pi)
+    assert (winding.abs() > 0.99).all()  # the line goes once around each of them
 
 
 def test_the_curve_passes_through_its_places():
@@ -186,10 +189,11 @@ def test_a_users_cloud_is_read(tmp_path, kind, dims):
     elif kind == "npy":
         np.save(path, points)
     elif kind == "csv":
-        path.write_text("\n".join(",".join(map(str, point)) for point in points) + "\n\n")
+        # a spreadsheet's mark of the encoding must not make the first point a heading
+        path.write_text("\ufeff" + "\n".join(",".join(map(str, point)) for point in points) + "\n\n", encoding="utf-8")
     elif kind == "csv heading":
         lines = [";".join(["id", *names]), *("a;" + ";".join(map(str, point)) for point in points)]
-        path.write_text("\ufeff" + "\n".join(lines), encoding="utf-8")
+        path.write_text("\n".join(lines))
     else:
         write_ply(path, "ascii" if kind == "ply ascii" else "binary_little_endian", points, names)
     cloud = clouds.load_cloud(path)
@@ -312,6 +316,22 @@ def test_a_run_repeats_bit_by_bit():
     assert list(experiment.run(job, Place())) == list(experiment.run(job, Place()))
     other = dataclasses.replace(job, seed=0)
     assert list(experiment.run(job, Place())) != list(experiment.run(other, Place()))
+
+
+def test_held_out_tasks_are_not_those_of_training(monkeypatch):
+    seeds = []
+
+    def sample(batch, generator, **options):
+        seeds.append(generator.initial_seed())
+        return actual(batch, generator, **options)
+
+    actual = kabsch.sample
+    monkeypatch.setattr(kabsch, "sample", sample)
+    for model, seed in (("intention", 1), ("mlp", 1), ("mlp", 0)):
+        list(experiment.run(Job("kabsch", CONFIG, model, seed, {"dims": 2}), Place()))
+    held_out, training = seeds[::4], [seed for place, seed in enumerate(seeds) if place % 4]
+    assert held_out[0] == held_out[1] != held_out[2]
+    assert not set(held_out) & set(training)
 
 
 def test_rows_hold_what_the_figures_read(rows):

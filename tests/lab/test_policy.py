@@ -112,7 +112,7 @@ def test_few_points_is_the_intention_head():
 def test_weights_are_those_of_the_stacked_observations():
     model = models.build("intention", (7,), (2,), alpha=0.2)
     episode = policy.sample(3, generator())
-    points = models.stacked(episode.query, episode.key, episode.value).double()
+    points = torch.cat([episode.key] * 3, -1).double()
     value = model.head.embed_value(points.float()).double()
     # w = (K'K + alpha I)^-1 K'V with K = [O, O, O]
     w = torch.linalg.solve(points.mT @ points + 0.2 * torch.eye(9), points.mT @ value)
@@ -160,6 +160,22 @@ def test_a_run_repeats_bit_by_bit():
     assert list(experiment.run(job, Place())) == list(experiment.run(job, Place()))
     other = dataclasses.replace(job, seed=0)
     assert list(experiment.run(job, Place())) != list(experiment.run(other, Place()))
+
+
+def test_held_out_tasks_are_not_those_of_training(monkeypatch):
+    seeds = []
+
+    def sample(batch, generator, **options):
+        seeds.append(generator.initial_seed())
+        return actual(batch, generator, **options)
+
+    actual = policy.sample
+    monkeypatch.setattr(policy, "sample", sample)
+    for model, seed in (("intention", 1), ("mlp", 1), ("mlp", 0)):
+        list(experiment.run(Job("policy", CONFIG, model, seed, {"reward": "squared"}), Place()))
+    held_out, training = seeds[::4], [seed for place, seed in enumerate(seeds) if place % 4]
+    assert held_out[0] == held_out[1] != held_out[2]
+    assert not set(held_out) & set(training)
 
 
 def test_rows_hold_what_the_figures_read(rows):

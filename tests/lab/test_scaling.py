@@ -185,6 +185,15 @@ def test_a_run_is_repeated_exactly_and_seeds_differ() -> None:
     assert list(scaling.run(job("attention", seed=1), Place())) != first
 
 
+def test_a_seed_decides_the_first_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    first: list[Any] = []
+    monkeypatch.setattr(scaling, "train", lambda model, *rest, **options: first.append(next(model.parameters())))
+    for seed in (0, 0, 1):
+        next(scaling.run(job("mlp", seed=seed), Place()))
+    assert torch.equal(first[0], first[1])
+    assert not torch.equal(first[0], first[2])
+
+
 def test_models_of_a_seed_are_tested_on_the_same_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     tested: list[Any] = []
     original = scaling._error
@@ -273,6 +282,11 @@ def test_sizes_that_grow_otherwise_are_partly(size: Callable[[int], int | None],
     assert verdicts(rows({model: curve(size, dims) for model in BASELINES}))[0] == "partly"
 
 
+def test_exponential_needs_seeds_that_agree() -> None:
+    unsure = {d: [2**d, 2**d, 2 ** (7 - d)] for d in (2, 3, 4, 5)}
+    assert verdicts(rows(dict.fromkeys(BASELINES, unsure)))[0] == "partly"
+
+
 def test_exponential_needs_all_three_baselines() -> None:
     assert verdicts(rows({model: curve(lambda d: 2**d) for model in BASELINES[:2]}))[0] == "partly"
     mixed = {model: curve(lambda d: 2**d) for model in BASELINES[:2]} | {BASELINES[2]: curve(lambda d: 8)}
@@ -300,6 +314,8 @@ def test_smaller_than_the_baselines_is_judged_per_dimension_and_by_seed() -> Non
     assert sometimes.verdict == "partly"
     never = scaling.claims(rows(baselines | {"sigma_intention": {2: [32] * 3, 4: [None] * 3}}))[2]
     assert never.verdict == "does not hold"
+    ended_early = rows({"intention": {2: [None] * 3}}, tried=4) + rows({model: {2: [16] * 3} for model in BASELINES})
+    assert scaling.claims(ended_early)[1].verdict == "does not hold"  # its size is not known
     one = scaling.claims(rows({model: {2: [16]} for model in BASELINES} | {"intention": {2: [4]}}))[1]
     assert one.verdict == "partly"  # with one seed there is no interval
 

@@ -1,5 +1,6 @@
 """Many runs at once: failures, killed workers, a cluster, and all experiments together."""
 
+import itertools
 import json
 import signal
 import subprocess
@@ -84,6 +85,16 @@ def test_ctrl_c_in_a_sweep_saves_and_the_same_command_goes_on(call, tmp_path):
     assert {row.seed: row.value for row in resumed} == {row.seed: row.value for row in whole}
 
 
+def test_when_the_parent_is_killed_its_workers_save_and_end(tmp_path):
+    args = ("sweep", "toy", "--out", "here", "--seeds", 2, "--steps", 4000, "--wait", 0.05, "--jobs", 2)
+    process = start(*args, "--log", tmp_path, cwd=tmp_path)
+    wait_for(lambda: {"line0", "line1"} <= set(lines(tmp_path / "stepped")))
+    process.kill()
+    process.communicate(timeout=60)  # the workers hold its pipes: it returns when they have ended
+    assert len(list(Path("here/runs/toy").glob("*/checkpoint.safetensors"))) == 2
+    assert len(lines(tmp_path / "stepped")) < 2000
+
+
 def test_reproduce_runs_all_then_nothing(call, tmp_path, monkeypatch):
     monkeypatch.setitem(toy_experiment.PRESETS, "quick", replace(toy_experiment.Config(), log=str(tmp_path)))
     monkeypatch.setitem(toy_timing.PRESETS, "quick", toy_timing.Config(log=str(tmp_path)))
@@ -94,8 +105,8 @@ def test_reproduce_runs_all_then_nothing(call, tmp_path, monkeypatch):
     assert verdicts == "claims of the paper: 1 holds, 0 partly, 0 does not hold, 0 not tested at this size"
     assert "A toy" in Path(path).read_text()
     times = sorted([float(time) for time in line.split()] for line in lines(tmp_path / "times"))
-    assert len(times) == 2
-    assert times[0][1] <= times[1][0]  # one after the other
+    assert len(times) == 5
+    assert all(one[1] <= other[0] for one, other in itertools.pairwise(times))  # one after the other
     assert (tmp_path / "times").stat().st_mtime < (tmp_path / "began").stat().st_mtime
     Path(path).unlink()
     before = time.perf_counter()
@@ -103,7 +114,7 @@ def test_reproduce_runs_all_then_nothing(call, tmp_path, monkeypatch):
     code, out, _ = call("reproduce")
     assert time.perf_counter() - before < 5
     assert code == 0
-    assert "0 run(s) to do, 5 there already" in out
+    assert "0 run(s) to do, 8 there already" in out
     assert out.splitlines()[-1] == path
     assert Path(path).exists()
     assert len(lines(tmp_path / "ended")) == 3

@@ -12,9 +12,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from intention.lab import experiments, options, ranks, results, runner
+from intention.lab import experiments, options, ranks, results, runner, search
 from intention.lab import sweep as sweeping
-from intention.lab.experiments.base import PRESETS, VERDICTS, Experiment
+from intention.lab.experiments.base import PRESETS, VERDICTS, Experiment, Job
 from intention.lab.files import LabError
 from intention.lab.options import Usage
 from intention.lab.place import Place
@@ -94,11 +94,31 @@ def sweep(args: list[str]) -> int:
     experiment = experiments.find(name)
     flags, config = options.parse_with_config(options.Sweep, f"sweep {name}", experiment, rest)
     _alone("sweep")
-    out = flags.out or _default_out(experiment, config, flags.preset)
-    tasks = _plan(experiment, config, flags.preset, out, flags.tensorboard)
+    out = flags.out or (RESULTS / "search" if flags.search else _default_out(experiment, config, flags.preset))
+    try:
+        jobs = search.jobs(experiment, config) if flags.search else None
+    except ValueError as error:
+        raise Usage(str(error)) from error
+    tasks = _plan(experiment, config, flags.preset, out, flags.tensorboard, jobs)
     failures = _sweep(tasks, out, flags)
     _say(f"rows are in {runner.rows_file(out, name)}")
+    if flags.search:
+        _tell_search(out, name)
     return _tell_failures(failures)
+
+
+def _tell_search(out: Path, name: str) -> None:
+    """The score of every model and rate, also as rows of the kind that the report shows."""
+    found = search.distil(results.read(runner.rows_file(out, name)))
+    path = out / "searched" / f"{name}.jsonl"
+    path.unlink(missing_ok=True)
+    results.append(path, found)
+    for row in found:
+        data = row.data or {}
+        score = "not finite" if row.value is None else f"{row.value:.4g}"
+        chosen = "  chosen" if data["chosen"] else ""
+        print(f"{row.model:18s} learning rate {data['options']['learning_rate']:g}: {score}{chosen}")
+    print(f"these scores are in {path}")
 
 
 def _sweep(tasks: Sequence[Task], out: Path, flags: options.Sweep | options.Reproduce) -> list[sweeping.Failure]:
@@ -163,9 +183,16 @@ def _to_do(tasks: Sequence[Task], fresh: bool) -> list[Task]:
     return todo
 
 
-def _plan(experiment: Experiment, config: Any, preset: str, out: Path, tensorboard: bool = False) -> list[Task]:
+def _plan(
+    experiment: Experiment,
+    config: Any,
+    preset: str,
+    out: Path,
+    tensorboard: bool = False,
+    jobs: Sequence[Job] | None = None,
+) -> list[Task]:
     try:
-        return runner.plan(experiment, config, preset, out, tensorboard)
+        return runner.plan(experiment, config, preset, out, tensorboard, jobs)
     except ValueError as error:
         raise Usage(str(error)) from error
 

@@ -66,6 +66,8 @@ class Sweep:
     """Runs at a time, each in a process with one thread."""
     cluster: Text = None
     """Address of a dask scheduler, tcp://...: the runs go there instead."""
+    search: Switch = False
+    """Try the grid of learning rates that all models share, with a seed of its own, and tell the best."""
     fresh: Switch = False
     """Delete these runs, finished or not, and start them over. Otherwise unfinished ones continue."""
     tensorboard: bool = False

@@ -157,7 +157,7 @@ def estimate_log(values: Sequence[float | None]) -> Estimate:
     """Geometric mean and interval, of positive numbers that differ by factors: errors and ratios.
 
     >>> print(estimate_log([1.0, 10.0, 100.0]))
-    10 [0.033, 3.1e+03]
+    10 [0.033, 3e+03]
     """
     inside = estimate([None if value is None or value <= 0 else math.log(value) for value in values])
     return Estimate(_exp(inside.mean), _exp(inside.low), _exp(inside.high), inside.count)

@@ -51,9 +51,16 @@ class Task:
         return (self.folder / checkpoint.NAME).exists()
 
 
-def plan(experiment: Experiment, config: Any, preset: str, out: Path, tensorboard: bool = False) -> list[Task]:
-    """The runs that a config asks for, each once."""
-    jobs = list({job.id: job for job in experiment.jobs(config)}.values())
+def plan(
+    experiment: Experiment,
+    config: Any,
+    preset: str,
+    out: Path,
+    tensorboard: bool = False,
+    jobs: Iterable[Job] | None = None,
+) -> list[Task]:
+    """The runs that a config asks for, unless others are given; each once."""
+    jobs = list({job.id: job for job in (experiment.jobs(config) if jobs is None else jobs)}.values())
     if not jobs:
         raise ValueError("this config asks for no runs")
     known = expected_seconds(experiment, preset)

@@ -16,16 +16,19 @@ from intention.lab import results
 from intention.lab.experiments.base import Experiment, Job
 from intention.lab.results import Row
 
-LEARNING_RATES = (3e-4, 1e-3, 3e-3)
+LEARNING_RATES = (3e-4, 1e-3, 3e-3, 1e-2)
 SEED = 1000  # no seed of a published run
 FOLDER = Path(__file__).parent / "searched"
 
 
 def jobs(experiment: Experiment, config: object) -> list[Job]:
     """One run of the preset's length for each model and rate."""
+    trained = [name for name in getattr(config, "models", ()) if hasattr(getattr(config, name, None), "learning_rate")]
+    if not trained:
+        raise ValueError("the models of this experiment have no learning rate of their own to search")
     found: list[Job] = []
     for rate in LEARNING_RATES:
-        nets = {name: replace(getattr(config, name), learning_rate=rate) for name in config.models}  # type: ignore[attr-defined]
+        nets = {name: replace(getattr(config, name), learning_rate=rate) for name in trained}
         changed = dataclasses.replace(config, **nets, seeds=1)  # type: ignore[type-var]
         found += [replace(job, seed=SEED) for job in experiment.jobs(changed) if job.model in nets]
     return found

@@ -48,7 +48,7 @@ def _map(axis: Any, data: Mapping[str, Any]) -> None:
     extent = (-reach, reach, -reach, reach)
     axis.imshow(image, interpolation="none", origin="lower", extent=extent, cmap="RdBu_r")
     x, y = zip(*data["points"], strict=True)
-    axis.plot(x, y, ".", markersize=2, color="black")
+    axis.plot(x, y, ".", markersize=2, color="#222222")  # on a pale map, in the dark as well
     axis.set(xlim=(-reach, reach), ylim=(-reach, reach), xticks=(-reach, reach), yticks=(-reach, reach))
     axis.tick_params(labelsize=6)
 

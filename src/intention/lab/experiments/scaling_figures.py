@@ -30,6 +30,7 @@ def draw_sizes(found: Needed) -> Any:
         _draw_model(axes, found[model], shift, COLOURS[model], label(model))
     axes.plot(dims, dims, ":", color="black", label="least squares, untrained")
     axes.set_yscale("log", base=2)
+    axes.set_ylim(top=2 * axes.get_ylim()[1])  # room for the arrows
     axes.set_xticks(dims)
     axes.set_xlabel("dimension d of x")
     axes.set_ylabel("smallest latent size s")

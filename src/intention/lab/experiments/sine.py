@@ -21,7 +21,7 @@ from intention.lab.train import Plan, train
 __all__ = ["EXCLUSIVE", "PLACE", "PRESETS", "READING", "TITLE", "Config", "claims", "jobs", "plot", "run"]
 
 TITLE = "Sine regression"
-PLACE = "section 5.1, Figures 5 and 6 (left), appendix D.1"
+PLACE = "section 5.1, Figures 6 and 7 (left), appendix “Sine regression”"
 EXCLUSIVE = False
 READING = """
 - x lies on a grid of 200 points of [-6, 6); the context is drawn from these points. a in [0.1, 5), b in [0, π),

@@ -12,7 +12,7 @@ from intention.lab.results import Row, estimate_log, select
 
 BASELINES = ("attention", "neural_process", "maml")
 TRAINED = ("intention", "sigma_intention", "linear_attention", *BASELINES)
-SMALL = "intention, α = 1e-4"  # untrained, under its own label
+SMALL = "Intention, α = 1e-4"  # untrained, under its own label
 LINE = "ridge on raw x"
 
 
@@ -38,7 +38,7 @@ def _against(rows: Sequence[Row], model: str, points: Sequence[float]) -> tuple[
 
 def _any_number(rows: Sequence[Row]) -> Claim:
     text = "Once trained, Intention outperforms the remaining baselines on any number of observations."
-    return Claim(text, "section 5.1, Figure 6", *_against(rows, "intention", _points(rows)))
+    return Claim(text, "section 5.1, Figure 7", *_against(rows, "intention", _points(rows)))
 
 
 def _sigma(rows: Sequence[Row]) -> Claim:
@@ -57,7 +57,7 @@ def _untrained(rows: Sequence[Row]) -> Claim:
         verdicts.append(verdict(times, 1.0))
         parts.append(f"{name}: {times}×")
     measured = f"at {points:g} points, error of the best trained baseline over that of the untrained Intention, "
-    return Claim(text, "section 5.1, Figure 6", measured + "; ".join(parts), together(verdicts))
+    return Claim(text, "section 5.1, Figure 7", measured + "; ".join(parts), together(verdicts))
 
 
 def plot(rows: Sequence[Row]) -> list[Plot]:

@@ -21,6 +21,7 @@ from intention.lab.report.search import is_search, read_search, searches
 from intention.lab.report.sections import Section, duration, joined, section
 from intention.lab.report.text import inline, to_csv, to_html
 from intention.lab.results import Row, read_folder
+from intention.lab.search import FOLDER as SEARCHED
 
 TITLE = "Intention: the paper's experiments, repeated"
 
@@ -32,14 +33,14 @@ class Report(NamedTuple):
     problems: list[str]
 
 
-def write_report(folder: Path, rows: Sequence[Row] | None = None, search: Path | None = None) -> Report:
+def write_report(folder: Path, rows: Sequence[Row] | None = None, search: Path | None = SEARCHED) -> Report:
     """Write report.html, report.md, figures/*.svg, claims.csv and rows.csv into the folder.
 
     The same rows give the same bytes.
 
     Args:
         rows: those of the folder, unless given.
-        search: a file or folder with the rows of a search for hyperparameters.
+        search: a file or folder with the rows of a search for hyperparameters; by default what our presets come from.
     """
     rows = read_folder(folder) if rows is None else rows
     if not rows:

@@ -1,0 +1,66 @@
+"""README.md, docs/lab.md and docs/lab/*.svg from the rows of results/standard.
+
+python benchmarks/lab_results.py
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from intention.lab import experiments, results
+from intention.lab.report.figures import standalone
+from intention.lab.report.sections import Section, section
+from intention.lab.results import Row
+from table import fill, markdown
+
+ROOT = Path(__file__).parent.parent
+STANDARD = ROOT / "results" / "standard"
+FIGURES = ("sine", "policy", "kabsch", "scaling")  # the first figure of each
+
+
+def sections(rows: list[Row]) -> list[Section]:
+    found = [section(name, results.select(rows, experiment=name)) for name in experiments.NAMES]
+    problems = [problem for one in found for problem in one.problems]
+    if problems:
+        raise SystemExit("\n".join(problems))
+    return found
+
+
+def claims(found: list[Section]) -> str:
+    """Every claim."""
+    body = [
+        [_cell(one.title), _cell(claim.text), _cell(claim.where), _cell(claim.measured), f"**{claim.verdict}**"]
+        for one in found
+        for claim in one.claims
+    ]
+    return markdown(["experiment", "the paper", "where", "measured", "verdict"], body)
+
+
+def short(found: list[Section]) -> str:
+    """README: the first claim of each experiment."""
+    body = [
+        [_cell(one.title), _cell(one.claims[0].text), _cell(one.claims[0].measured), f"**{one.claims[0].verdict}**"]
+        for one in found
+        if one.claims
+    ]
+    return markdown(["experiment", "the paper", "measured", "verdict"], body)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def main() -> None:
+    found = sections(results.read_folder(STANDARD))
+    fill(ROOT / "docs" / "lab.md", "claims", claims(found))
+    fill(ROOT / "README.md", "results", short(found))
+    folder = ROOT / "docs" / "lab"
+    folder.mkdir(exist_ok=True)
+    for one in found:
+        if one.name in FIGURES:
+            svg = next(figure.svg for figure in one.figures if figure.svg)
+            (folder / f"{one.name}.svg").write_bytes(standalone(svg))
+
+
+if __name__ == "__main__":
+    main()
