@@ -12,6 +12,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from intention.lab import experiments, options, ranks, results, runner, search
 from intention.lab import sweep as sweeping
 from intention.lab.experiments.base import PRESETS, VERDICTS, Experiment, Job
@@ -43,6 +45,7 @@ def run(args: list[str]) -> int:
     flags, config = options.parse_with_config(options.Run, f"run {name}", experiment, rest)
     out = flags.out or _default_out(experiment, config, flags.preset)
     tasks = _plan(experiment, config, flags.preset, out, flags.tensorboard)
+    torch.set_num_threads(flags.threads)
     with ExitStack() as stack:
         todo = _agree_on_work(stack, out, tasks, flags)
         _say(_count(tasks, todo, out))

@@ -50,8 +50,12 @@ class Run:
     """Delete these runs, finished or not, and start them over."""
     tensorboard: bool = True
     """Write TensorBoard events beside the checkpoints."""
+    threads: int = 1
+    """Threads of torch; these models are small, and more of them are rarely faster."""
 
     def __post_init__(self) -> None:
+        if self.threads < 1:
+            raise ValueError(f"threads must be at least 1, got {self.threads}")
         if self.resume and self.fresh:
             raise ValueError("--resume continues runs, --fresh deletes them: give one of the two")
 

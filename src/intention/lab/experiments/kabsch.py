@@ -115,15 +115,15 @@ class Config:
 
 
 PAPER = Config()
-STANDARD = replace(
+STANDARD = replace(  # rates: searched
     PAPER,
     steps=10_000,
     batch=32,
-    intention=Net((64, 64), (64, 64, 2), learning_rate=3e-3),
-    sigma_intention=Net((64, 64), (64, 64, 2), learning_rate=3e-3),
+    intention=Net((64, 64), (64, 64, 2), learning_rate=1e-2),
+    sigma_intention=Net((64, 64), (64, 64, 2), learning_rate=1e-2),
     linear_attention=Net((64, 64), (64, 64, 2), learning_rate=3e-3),
     attention=Net((128, 128), (128, 128, 2), learning_rate=3e-3, heads=5),
-    neural_process=Net((128, 128), (128, 128, 2), learning_rate=3e-3),
+    neural_process=Net((128, 128), (128, 128, 2), learning_rate=1e-2),
     mlp=Net((), (128, 128, 128, 10), learning_rate=3e-3),
 )
 PRESETS = {"quick": replace(STANDARD, steps=1500), "standard": STANDARD, "paper": PAPER}

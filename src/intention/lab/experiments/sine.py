@@ -90,15 +90,15 @@ class Config:
 
 PAPER = Config()
 WIDE = (256,) * 4
-STANDARD = replace(
+STANDARD = replace(  # rates: searched
     PAPER,
-    steps=10_000,
+    steps=6000,
     intention=Net(WIDE, learning_rate=1e-3),
-    sigma_intention=Net(WIDE, learning_rate=1e-3),
+    sigma_intention=Net(WIDE, learning_rate=3e-4),
     linear_attention=Net(WIDE, learning_rate=1e-3),
-    attention=Net((128,) * 3, (128, 128, 1), learning_rate=1e-3, heads=5),
-    neural_process=Net((256, 256, 16), (256, 256, 256, 1), learning_rate=1e-3),
-    maml=MamlNet(learning_rate=1e-3),
+    attention=Net((128,) * 3, (128, 128, 1), learning_rate=3e-3, heads=5),
+    neural_process=Net((256, 256, 16), (256, 256, 256, 1), learning_rate=1e-2),
+    maml=MamlNet(learning_rate=1e-2),
 )
 PRESETS = {
     "quick": replace(STANDARD, steps=1500, evaluation_tasks=300, evaluation_points=(1, 2, 5, 10, 20, 50, 100)),

@@ -25,6 +25,8 @@ def to_report(page: Mapping[str, Any]) -> str:
     for search in page["searches"]:
         table = markdown_table(("Model", "Options", "Score", ""), search.rows)
         parts.append(f"## Search budget: {to_markdown(search.title)}\n\n{to_markdown(search.budget)}\n\n{table}")
+    head, *body = page["hyperparameters"]
+    parts.append("## Hyperparameters of the paper\n\n" + markdown_table(head, body))
     return "\n".join(parts)
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from intention.lab import experiments
+from intention.lab import appendix, experiments
 from intention.lab.experiments.base import VERDICTS
 from intention.lab.files import LabError, write_whole
 from intention.lab.report.figures import standalone
@@ -82,6 +82,7 @@ def _page(rows: Sequence[Row], tried: Sequence[Row]) -> dict[str, Any]:
         "tally": "Claims: " + ", ".join(f"{verdicts[verdict]} {verdict}" for verdict in VERDICTS),
         "missing": [name for name in experiments.NAMES if name not in by_name],
         "searches": searches(tried),
+        "hyperparameters": appendix.table(),
         "problems": [f"{item.name}: {problem}" for item in sections for problem in item.problems],
     }
 
