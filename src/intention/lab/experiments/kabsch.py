@@ -117,7 +117,7 @@ class Config:
 PAPER = Config()
 STANDARD = replace(  # rates: searched
     PAPER,
-    steps=10_000,
+    steps=6000,
     batch=32,
     intention=Net((64, 64), (64, 64, 2), learning_rate=1e-2),
     sigma_intention=Net((64, 64), (64, 64, 2), learning_rate=1e-2),
