@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ from intention.lab.experiments.sine_figures import SMALL, TRAINED
 from intention.lab.models.maml import Maml
 from intention.lab.results import Row
 from intention.lab.tasks import sine as task
-from intention.lab.train import Diverged
+from intention.lab.train import Diverged, train
 
 TINY = replace(
     sine.PRESETS["quick"],
@@ -71,7 +73,7 @@ def test_every_model_runs_end_to_end(model: str) -> None:
     assert after != before
     curves = next(row.data for row in own if row.metric == "curves")
     assert curves is not None
-    assert len(curves["after"]["5"]) == len(curves["x"]) == 41
+    assert len(curves["after"]["5"]) == len(curves["x"]) == sine.GRID
 
 
 def test_intention_reads_the_curve_where_attention_needs_training() -> None:
@@ -82,9 +84,18 @@ def test_intention_reads_the_curve_where_attention_needs_training() -> None:
 
 
 def test_evaluation_tasks_are_not_those_of_training() -> None:
-    held_out = sine._tests(TINY, 0)[11].target
-    training = task.sample(13, torch.Generator().manual_seed(0), points=7, queries=41).target
-    assert not torch.isclose(held_out, training[:13]).all(-1).any()
+    """Nor those of another seed; training draws from a stream of its own, not from that of the weights."""
+    held_out = [tasks[11].target[:, 0] for tasks in (sine._tests(TINY, 0), sine._tests(TINY, 1))]
+    seen: list[torch.Tensor] = []
+
+    def spy(model: Any, episode: Any) -> torch.Tensor:
+        seen.append(episode.target[:, 0])
+        return sine.loss(model, episode)
+
+    train(sine.build(TINY, "maml"), partial(sine._sample, TINY), spy, TINY.plan("maml"), seed=0, place=Place())
+    groups = [*held_out, torch.cat(seen), task.sample(24, torch.Generator().manual_seed(0)).target[:, 0]]
+    for one, two in itertools.combinations(groups, 2):
+        assert not torch.isin(one, two).any()
 
 
 @pytest.mark.parametrize(
@@ -93,7 +104,9 @@ def test_evaluation_tasks_are_not_those_of_training() -> None:
         ({"models": ("gpt",)}, "there is no model gpt here; there are intention"),
         ({"seeds": 0}, "seeds must be at least 1, got 0"),
         ({"alpha": 0.0}, "alpha must be > 0, got 0.0"),
-        ({"evaluation_points": (201,)}, "1 to 200 .queries., got 201"),
+        ({"evaluation_points": (201,)}, "evaluation_points must be 1 to 200, got 201"),
+        ({"evaluation_points": ()}, "at least one number of points, got none"),
+        ({"points": 101}, "points must be 1 to 100 .queries., got 101"),
         ({"steps": 0}, "steps must be at least 1, got 0"),
     ],
 )

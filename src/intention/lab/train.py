@@ -24,6 +24,7 @@ Sample = Callable[[int, torch.Generator], Any]  # (batch, generator) -> an Episo
 Loss = Callable[[nn.Module, Any], Tensor]
 Evaluate = Callable[[nn.Module], Mapping[str, float]]
 
+TASKS = 2_000_000  # seeds of training tasks begin here
 SCHEDULES = ("cosine", "constant", "decay")
 
 
@@ -81,7 +82,8 @@ def train(
     """
     ranks.join()
     optimiser = torch.optim.Adam(model.parameters(), plan.learning_rate)
-    state = State(model, optimiser, torch.Generator().manual_seed(seed), 0, [])
+    # not the stream from which a caller with the same seed has drawn the weights
+    state = State(model, optimiser, torch.Generator().manual_seed(TASKS + seed), 0, [])
     settings = {"seed": seed, **dataclasses.asdict(plan)}
     path = None if place.folder is None else place.folder / checkpoint.NAME
     if path is not None and path.exists():

@@ -49,6 +49,7 @@ WITHOUT_TRAINING: dict[str, Callable[[Episode], Tensor]] = {
     "umeyama": references.umeyama,
 }
 SHOWN = 400  # points of a cloud
+MAPS = 100  # of a cloud, besides the one of the picture
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,7 @@ def run(job: Job, place: Place) -> Iterator[Measure]:
     sample = partial(config.sample, dims=dims)
     held_out = sample(config.evaluation_tasks, torch.Generator().manual_seed(1_000_000 + job.seed))
     if job.model == "references":
-        yield from _references(config, held_out, dims)
+        yield from _references(config, held_out, dims, job.seed)
         return
     net: Net = getattr(config, job.model)
     torch.manual_seed(job.seed)
@@ -176,10 +177,11 @@ def run(job: Job, place: Place) -> Iterator[Measure]:
         yield from _map_cloud(model, config, dims)
 
 
-def _references(config: Config, held_out: Episode, dims: int) -> Iterator[Measure]:
+def _references(config: Config, held_out: Episode, dims: int, seed: int) -> Iterator[Measure]:
     for name, predict in WITHOUT_TRAINING.items():
         yield over_tasks("mse", task_errors(predict(held_out), held_out), {"dims": dims}, name)
-    clear = replace(config, noise=0.0).sample(config.evaluation_tasks, torch.Generator().manual_seed(7), dims)
+    generator = torch.Generator().manual_seed(3_000_000 + seed)
+    clear = replace(config, noise=0.0).sample(config.evaluation_tasks, generator, dims)
     for name in ("affine", "umeyama"):
         error = task_errors(WITHOUT_TRAINING[name](clear), clear)
         yield over_tasks("mse without noise", error, {"dims": dims}, name)
@@ -187,22 +189,28 @@ def _references(config: Config, held_out: Episode, dims: int) -> Iterator[Measur
 
 @torch.no_grad()
 def _map_cloud(model: nn.Module, config: Config, dims: int) -> Iterator[Measure]:
-    """One map, the same for all seeds, shown by 5 points of the cloud with noise and applied to the others."""
+    """A map that is shown by 5 points of the cloud with noise and applied to the others: one for the picture, the same
+    for all seeds, and 100 more.
+    """
     generator = torch.Generator().manual_seed(7)
     if not config.cloud and dims == 3:
         return  # the rabbit is flat
     cloud = clouds.load_cloud(config.cloud) if config.cloud else clouds.rabbit(SHOWN, generator)
     scale = {"smallest": config.smallest, "largest": config.largest}
-    mapping = kabsch.similarities(1, generator, dims=dims, **scale)
-    query, key = cloud.thinned(SHOWN, generator)[None], cloud.thinned(config.points, generator)[None]
+    query = cloud.thinned(SHOWN, generator)[None]
+    observed = torch.rand(1 + MAPS, query.shape[-2], generator=generator).argsort(-1)[:, : config.points]
+    mapping = kabsch.similarities(1 + MAPS, generator, dims=dims, **scale)
+    query, key = query.expand(1 + MAPS, -1, -1), query[0][observed]
     value = mapping(key) + config.noise * torch.randn(key.shape, generator=generator)
     episode = Episode(query, key, value, mapping(query))
     predicted = model(query, key, value)
-    extent = (episode.target - episode.target.mean(-2, keepdim=True)).square().mean().sqrt()
+    extent = (episode.target - episode.target.mean(-2, keepdim=True)).square().mean((-2, -1)).sqrt()
     closed = {name: WITHOUT_TRAINING[name](episode) for name in ("affine", "umeyama")}
     for name, answer in {None: predicted, **closed}.items():
-        error = (answer - episode.target).square().mean().sqrt() / extent
-        yield Measure(ON_CLOUD, float(error), data={"dims": dims, "cloud": cloud.name}, model=name)
+        error = (answer - episode.target).square().mean((-2, -1)).sqrt() / extent
+        most = float(error[1:].quantile(0.9))
+        about = {"dims": dims, "cloud": cloud.name, "shown": round(float(error[0]), 5), "most": round(most, 5)}
+        yield Measure(ON_CLOUD, float(error[1:].median()), data=about, model=name)
     drawn = {"cloud": query, "target": episode.target, "key": key, "value": value, "predicted": predicted}
     points = {name: numbers(cloud.back(x[0])) for name, x in drawn.items()}
     yield Measure("cloud", None, data={"dims": dims, "name": cloud.name, **points})

@@ -33,10 +33,12 @@ READING = """
 - MAML's inner rate of 0.1 does not train with the outer rate 3·10⁻³ (within a few dozen steps the loss jumps beyond 10⁴
   or is not finite): 0.01 here. It is second order.
 - σIntention and linear attention have Intention's embeddings; linear attention divides by the number of points.
-- The learning rates of `quick` and `standard` were searched with 1500 steps and 200 queries. `quick` has a grid of 100.
+- The learning rates of `quick` and `standard` were searched with 1500 steps and 200 queries. `quick` trains
+  on a grid of 100.
 - The rate decays along a cosine and gradients are clipped at norm 1, which the paper does not mention.
 """
 
+GRID = 200  # queries of an evaluation task
 EXAMPLE_POINTS = (2, 5, 10, 20)
 
 
@@ -77,9 +79,10 @@ class Config:
         require(not unknown, f"there is no model {', '.join(sorted(unknown))} here; there are {', '.join(TRAINED)}")
         require(self.seeds >= 1, f"seeds must be at least 1, got {self.seeds}")
         require(self.alpha > 0, f"alpha must be > 0, got {self.alpha}")
-        least, most = 1, self.queries
-        for points in (self.points, *self.evaluation_points):
-            require(least <= points <= most, f"context points must be {least} to {most} (queries), got {points}")
+        require(1 <= self.points <= self.queries, f"points must be 1 to {self.queries} (queries), got {self.points}")
+        require(bool(self.evaluation_points), "evaluation_points must name at least one number of points, got none")
+        for points in self.evaluation_points:
+            require(1 <= points <= GRID, f"evaluation_points must be 1 to {GRID}, got {points}")
         require(self.evaluation_tasks >= 2, f"evaluation_tasks must be at least 2, got {self.evaluation_tasks}")
         for model in TRAINED:
             self.plan(model)
@@ -117,10 +120,10 @@ def run(job: Job, place: Place) -> Iterator[Measure]:
     yield from _errors(model, tests, "mse before training")
     if job.model == "intention":
         yield from _references(config, model, tests)
-    before = _curves(model, config)
+    before = _curves(model)
     train(model, partial(_sample, config), loss, config.plan(job.model), seed=job.seed, place=place)
     yield from _errors(model, tests, "mse")
-    yield Measure("curves", None, data={"before": before, "after": _curves(model, config)} | _truth(config))
+    yield Measure("curves", None, data={"before": before, "after": _curves(model)} | _truth())
 
 
 def build(config: Config, model: str) -> nn.Module:
@@ -149,7 +152,7 @@ def _tests(config: Config, seed: int) -> dict[int, Episode]:
     """Held-out tasks, the same for all models of a seed."""
     generator = torch.Generator().manual_seed(1_000_000 + seed)
     size = config.evaluation_tasks
-    return {n: sine.sample(size, generator, points=n, queries=config.queries) for n in config.evaluation_points}
+    return {n: sine.sample(size, generator, points=n, queries=GRID) for n in config.evaluation_points}
 
 
 @torch.no_grad()
@@ -176,21 +179,21 @@ class _Line(nn.Module):
         return F.intention(query, key, value, alpha=1.0, intercept=True)
 
 
-def _example(config: Config) -> Episode:
+def _example() -> Episode:
     """One task for the picture, with nested contexts: the first 2, 5, 10, 20 of the same points."""
     generator = torch.Generator().manual_seed(7)
-    return sine.sample(1, generator, points=min(max(EXAMPLE_POINTS), config.queries), queries=config.queries)
+    return sine.sample(1, generator, points=max(EXAMPLE_POINTS), queries=GRID)
 
 
 @torch.no_grad()
-def _curves(model: nn.Module, config: Config) -> dict[str, list[float]]:
-    query, key, value, _ = _example(config)
-    curves = {n: model(query, key[:, :n], value[:, :n]) for n in EXAMPLE_POINTS if n <= config.queries}
+def _curves(model: nn.Module) -> dict[str, list[float]]:
+    query, key, value, _ = _example()
+    curves = {n: model(query, key[:, :n], value[:, :n]) for n in EXAMPLE_POINTS}
     return {str(n): _numbers(curve) for n, curve in curves.items()}
 
 
-def _truth(config: Config) -> dict[str, Any]:
-    query, key, value, target = _example(config)
+def _truth() -> dict[str, Any]:
+    query, key, value, target = _example()
     return {"x": _numbers(query), "y": _numbers(target), "key": _numbers(key), "value": _numbers(value)}
 
 

@@ -33,7 +33,7 @@ class Maml(nn.Module):
             moves = self.step(layers, moves, key, value)
         x = query.expand(key.shape[0], -1, -1)
         for layer, move in zip(layers, moves, strict=True):
-            x = self.moved(layer, move, x.relu_() if layer is not layers[0] else x)  # in place: these are the large ones
+            x = self.moved(layer, move, x.relu_() if layer is not layers[0] else x)  # large: in place
         return x
 
     def step(self, layers: list[nn.Linear], moves: list[Move], key: Tensor, value: Tensor) -> list[Move]:
