@@ -39,7 +39,7 @@ class OneByOne(nn.Module):
         return torch.stack([self.answer(query[0], k, v) for k, v in zip(key, value, strict=True)])
 
     def answer(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        weights = dict(self.model.net.named_parameters())
+        weights: dict[str, Tensor] = dict(self.model.net.named_parameters())
         for _ in range(self.model.steps):
             error = (functional_call(self.model.net, weights, (key,)) - value).square().mean()
             slopes = torch.autograd.grad(error, list(weights.values()), create_graph=True)
@@ -56,7 +56,7 @@ class ByFunc(nn.Module):
         self.model = model
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        weights = dict(self.model.net.named_parameters())
+        weights: dict[str, Tensor] = dict(self.model.net.named_parameters())
         return vmap(self.answer, in_dims=(None, None, 0, 0))(weights, query[0], key, value)
 
     def answer(self, weights: dict[str, Tensor], query: Tensor, key: Tensor, value: Tensor) -> Tensor:

@@ -14,11 +14,13 @@ from pathlib import Path
 import pytest
 
 from intention import __version__
-from intention.lab import cli, commands, options, runner
+from intention.lab import cli, cluster, commands, options, runner, search
 from intention.lab.experiments.base import Measure
 from intention.lab.files import LabError
 from intention.lab.place import Place
 from intention.lab.results import read
+from intention.lab.runner import Task
+from intention.lab.train import Diverged
 from lab import toy_cli, toy_experiment
 from lab.toy_cli import ENVIRONMENT, lines, start, wait_for
 
@@ -287,10 +289,91 @@ def test_a_run_that_measures_nothing_is_an_error(monkeypatch):
     [job, *_] = toy_experiment.jobs(toy_experiment.PRESETS["quick"])
     monkeypatch.setattr(toy_experiment, "run", lambda job, place: iter(()))
     with pytest.raises(LabError, match="measured nothing"):
-        runner.perform(job, Place(), experiment=toy_experiment)
+        runner.perform(Task(job, toy_experiment, "quick", Path("out")), Place())
     monkeypatch.setattr(toy_experiment, "run", lambda job, place: iter([Measure("a", 1.0, x=3, model="other")]))
-    [row] = runner.perform(job, Place(), "paper", toy_experiment)
+    [row] = runner.perform(Task(job, toy_experiment, "paper", Path("out")), Place())
     assert (row.model, row.x, row.preset, row.rows, row.intention) == ("other", 3, "paper, changed", 1, __version__)
+
+
+def test_a_search_counts_only_its_own_runs_and_diverged_ones_have_no_score(call, tmp_path, monkeypatch):
+    words = ("sweep", "toy", "--search", "--models", "line", "plane", "--out", "here", "--steps")
+    assert call(*words, 3)[0] == 0
+    code, out, _ = call(*words, 40)
+    assert code == 0
+    again = call("sweep", "toy", "--search", "--models", "line", "plane", "--out", "there", "--steps", 40)[1]
+    scores = [line for line in out.splitlines() if "learning rate" in line]
+    assert scores == [line for line in again.splitlines() if "learning rate" in line]
+    assert len(scores) == 2 * len(search.LEARNING_RATES)
+    assert sum("chosen" in line for line in scores) == 2
+    found = read(Path("here/searched/toy.jsonl"))
+    assert {row.metric for row in found} == {"search"}
+
+    def diverge(job, place):
+        raise Diverged("the loss is nan")
+
+    monkeypatch.setattr(toy_experiment, "run", diverge)
+    [job, *_] = toy_experiment.jobs(toy_experiment.PRESETS["quick"])
+    task = Task(job, toy_experiment, "quick", Path("out"), search=True)
+    assert [row.value for row in runner.perform(task, Place())] == [None]
+    with pytest.raises(Diverged):
+        runner.perform(replace(task, search=False), Place())
+
+
+def test_an_experiment_without_rates_cannot_be_searched(call):
+    code, _, err = call("sweep", "timing", "--search")
+    assert code == 2
+    assert "no learning rate of their own" in err
+
+
+def test_nothing_is_deleted_before_all_is_known_to_work(call, tmp_path, monkeypatch):
+    monkeypatch.setattr(cluster, "SECONDS", 1.0)
+    args = ("toy", "--log", tmp_path, "--out", "here", "--seeds", 2)
+    call("run", *args, "--no-tensorboard")
+    before = Path("here/toy.jsonl").read_text(), sorted(Path("here/runs").rglob("*"))
+    assert call("sweep", *args, "--fresh", "--cluster", "tcp://127.0.0.1:9")[0] == 1
+    for name, words in {
+        "safetensors": ("run", *args, "--no-tensorboard", "--fresh"),
+        "tensorboard": ("run", *args, "--fresh"),
+        "matplotlib": ("reproduce", "--out", "here", "--fresh"),
+    }.items():
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, name, None)
+            code, _, err = call(*words)
+            assert code == 1
+            assert "intention[lab]" in err
+    assert (Path("here/toy.jsonl").read_text(), sorted(Path("here/runs").rglob("*"))) == before
+
+
+def test_a_lock_that_is_a_link_empties_no_file(call, tmp_path):
+    Path("here").mkdir()
+    Path("precious").write_text("kept")
+    Path("here/.lock").symlink_to(tmp_path / "precious")
+    call("run", "toy", "--no-tensorboard", "--out", "here", "--seeds", 1)
+    assert Path("precious").read_text() == "kept"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(("seed", "zero"), ("preset", 5), ("experiment", ["a"]), ("run", ["a"]), ("rows", "x"), ("rows", None)),
+        *(("interval", [1]), ("interval", ["a", "b"]), ("interval", "ab"), ("value", "1"), ("config", []), ("data", 3)),
+    ],
+)
+def test_a_row_with_a_field_of_another_kind_is_reported(call, field, value):
+    call("run", "toy", "--no-tensorboard", "--out", "here", "--seeds", 1)
+    first, *others = lines(Path("here/toy.jsonl"))
+    Path("here/toy.jsonl").write_text("\n".join([first, json.dumps(json.loads(first) | {field: value}), *others]))
+    for words in (("report", "here"), ("run", "toy", "--no-tensorboard", "--out", "here")):
+        code, _, err = call(*words)
+        assert code == 1
+        assert f"toy.jsonl, line 2 is not a row: {field} is" in err or "values to unpack" in err
+
+
+def test_a_line_that_nests_too_deep_is_reported(call):
+    call("run", "toy", "--no-tensorboard", "--out", "here", "--seeds", 1)
+    with Path("here/toy.jsonl").open("a") as file:
+        file.write("[" * 100_000 + "\n")
+    assert "line 3 is not a row" in call("report", "here")[2]
 
 
 def test_a_bug_shows_its_traceback(call):

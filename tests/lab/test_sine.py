@@ -107,6 +107,11 @@ def test_evaluation_tasks_are_not_those_of_training() -> None:
         ({"evaluation_points": (201,)}, "evaluation_points must be 1 to 200, got 201"),
         ({"evaluation_points": ()}, "at least one number of points, got none"),
         ({"points": 101}, "points must be 1 to 100 .queries., got 101"),
+        ({"alpha": math.inf}, "alpha must be > 0 and finite, got inf"),
+        ({"attention": Net((8,), (8, 3), heads=5)}, "attention must end with one number for the answer, got .8, 3."),
+        ({"neural_process": Net((8,))}, "neural_process must end with one number"),
+        ({"intention": Net((8,), (1,))}, "intention must end"),
+        ({"intention": Net(())}, "intention.embed must name at least one size"),
         ({"steps": 0}, "steps must be at least 1, got 0"),
     ],
 )
@@ -216,3 +221,19 @@ def test_figures_draw_what_there_is() -> None:
         if plot.draw is not None:
             plot.draw().savefig("/dev/null", format="svg")
     assert sine.plot([]) == []
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: Net((0,)), "sizes must be positive, got .*embed=.0,"),
+        (lambda: Net((3,), (-1,)), "sizes must be positive"),
+        (lambda: Net((3,), heads=0), "heads must be at least 1, got 0"),
+        (lambda: sine.MamlNet((0, 1)), "sizes must be positive"),
+        (lambda: sine.MamlNet(inner_steps=-1), "inner_steps must be at least 0, got -1"),
+        (lambda: sine.MamlNet(inner_rate=math.nan), "inner_rate must be >= 0 and finite, got nan"),
+    ],
+)
+def test_impossible_nets_are_refused(build: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import signal
@@ -117,7 +118,10 @@ def test_gradients_are_clipped(clip: float, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize(
     "options",
-    [{"steps": 0}, {"batch": 0}, {"learning_rate": 0.0}, {"clip": -1.0}, {"schedule": "linear"}, {"warmup": -1}],
+    [
+        *({"steps": 0}, {"batch": 0}, {"learning_rate": 0.0}, {"clip": -1.0}, {"schedule": "linear"}, {"warmup": -1}),
+        *({"learning_rate": float("inf")}, {"learning_rate": float("nan")}, {"clip": float("nan")}),
+    ],
 )
 def test_impossible_plans_are_refused(options: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=f"{next(iter(options))}.*got"):
@@ -186,14 +190,21 @@ class Hostile:
         return (os.mkdir, (os.environ["HOSTILE"],))
 
 
-@pytest.mark.parametrize("damage", ["cut", "flipped", "pickle", "torch pickle", "empty", "text"])
+@pytest.mark.parametrize("damage", ["cut", "flipped", "one bit", "pickle", "torch pickle", "empty", "text"])
 def test_a_damaged_checkpoint_is_refused_and_kept(tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     go(tmp_path)
     path, proof = tmp_path / checkpoint.NAME, tmp_path / "executed"
     monkeypatch.setenv("HOSTILE", str(proof))
     whole = path.read_bytes()
     flipped = whole[:9] + bytes([whole[9] ^ 0xFF]) + whole[10:]
-    broken = {"cut": whole[:-100], "flipped": flipped, "pickle": pickle.dumps(Hostile()), "empty": b"", "text": b"{}"}
+    broken = {
+        "cut": whole[:-100],
+        "flipped": flipped,
+        "one bit": whole[:-200] + bytes([whole[-200] ^ 1]) + whole[-199:],  # of a weight or a random state
+        "pickle": pickle.dumps(Hostile()),
+        "empty": b"",
+        "text": b"{}",
+    }
     if damage == "torch pickle":
         torch.save(Hostile(), path)
     else:
@@ -203,6 +214,33 @@ def test_a_damaged_checkpoint_is_refused_and_kept(tmp_path: Path, damage: str, m
         go(tmp_path)
     assert path.read_bytes() == before
     assert not proof.exists()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"step": -1}, {"step": 24}, {"step": "5"}, {"step": None}, {"history": 5}, {"settings": None}, {"digest": ""}],
+)
+def test_a_checkpoint_with_a_wrong_description_is_refused(tmp_path: Path, changes: dict[str, object]) -> None:
+    from safetensors.torch import save_file
+
+    go(tmp_path)
+    about, tensors = checkpoint._read(tmp_path / checkpoint.NAME)
+    save_file(tensors, tmp_path / checkpoint.NAME, {"about": json.dumps(about | changes)})
+    with pytest.raises(LabError, match=r"checkpoint\.safetensors .*--fresh"):
+        go(tmp_path)
+
+
+@pytest.mark.parametrize("left_out", ["optimiser", "random.tasks", "model.2"])
+def test_a_checkpoint_of_which_a_part_is_missing_is_refused(tmp_path: Path, left_out: str) -> None:
+    from safetensors.torch import save_file
+
+    go(tmp_path)
+    about, tensors = checkpoint._read(tmp_path / checkpoint.NAME)
+    kept = {name: tensor for name, tensor in tensors.items() if not name.startswith(left_out)}
+    about["digest"] = checkpoint._digest(kept)
+    save_file(kept, tmp_path / checkpoint.NAME, {"about": json.dumps(about)})
+    with pytest.raises(LabError, match=r"does not fit this model.*--fresh"):
+        go(tmp_path)
 
 
 def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

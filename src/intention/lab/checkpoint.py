@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -35,9 +36,9 @@ def save(path: Path, state: State, settings: Mapping[str, Any]) -> None:
     for index, slots in state.optimiser.state_dict()["state"].items():
         tensors |= {f"optimiser.{index}.{name}": tensor for name, tensor in slots.items()}
     tensors |= {"random.tasks": state.generator.get_state(), "random.torch": torch.get_rng_state()}
-    about = {"step": state.step, "history": state.history, "settings": settings, "torch": torch.__version__}
     # copies: a module that is used twice appears under two names, which safetensors refuses to share
     copies = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
+    about = {"step": state.step, "history": state.history, "settings": settings, "digest": _digest(copies)}
     write_whole(path, to_bytes(copies, {"about": json.dumps(about)}))
 
 
@@ -49,15 +50,19 @@ def load(path: Path, state: State, settings: Mapping[str, Any]) -> None:
             f"{path} belongs to a training with other settings: {about['settings']}, wanted {dict(settings)}; {_REMEDY}"
         )
     try:
+        if not 0 <= about["step"] <= settings["steps"]:
+            raise ValueError(f"it is of step {about['step']}")
         state.model.load_state_dict(_under("model.", tensors))
         slots: dict[int, dict[str, Tensor]] = {}
         for name, tensor in _under("optimiser.", tensors).items():
             index, slot = name.split(".", 1)
             slots.setdefault(int(index), {})[slot] = tensor
+        if about["step"] and set(slots) != set(range(sum(len(g["params"]) for g in state.optimiser.param_groups))):
+            raise ValueError("it has no optimiser state of all parameters")
         state.optimiser.load_state_dict({**state.optimiser.state_dict(), "state": slots})
         state.generator.set_state(tensors["random.tasks"])
         torch.set_rng_state(tensors["random.torch"])
-    except (KeyError, ValueError, RuntimeError) as error:
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise LabError(f"{path} does not fit this model: {error}; {_REMEDY}") from error
     state.step, state.history = about["step"], about["history"]
 
@@ -71,13 +76,25 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     try:
         with safe_open(str(path), framework="pt") as file:
             about = json.loads((file.metadata() or {})["about"])
-            if not {"step", "history", "settings"} <= set(about):
-                raise ValueError("its description is not complete")
-            return about, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+        if about["digest"] != _digest(tensors):
+            raise ValueError("its content has changed since it was written")
+        if not (isinstance(about["step"], int) and isinstance(about["history"], list) and "settings" in about):
+            raise ValueError("its description is not complete")
+        return about, tensors
     except OSError as error:
-        raise LabError(f"cannot read {path}: {error}") from error
-    except (SafetensorError, KeyError, ValueError) as error:
+        raise LabError(f"cannot read {path}: {error}; {_REMEDY}") from error
+    except (SafetensorError, KeyError, TypeError, ValueError) as error:
         raise LabError(f"{path} is damaged or not a checkpoint of ours ({error}); {_REMEDY}") from error
+
+
+def _digest(tensors: Mapping[str, Tensor]) -> str:
+    """safetensors has no checksum: a bit that flipped on the disk would go unnoticed."""
+    sha = hashlib.sha256()
+    for name in sorted(tensors):
+        sha.update(name.encode())
+        sha.update(tensors[name].reshape(-1).view(torch.uint8).numpy().tobytes())
+    return sha.hexdigest()
 
 
 def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

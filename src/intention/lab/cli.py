@@ -78,8 +78,10 @@ def _dispatch(args: list[str]) -> int:
 
 
 def _complain(text: str, code: int) -> int:
-    if ranks.first():
-        print(f"error: {text}", file=sys.stderr)
+    """On each rank, since it may be the only one that knows; wrong flags are told once."""
+    if ranks.first() or code != 2:
+        rank = "" if ranks.first() else " of another rank"
+        print(f"error{rank}: {text}", file=sys.stderr)
     return code
 
 

@@ -45,6 +45,12 @@ def run(tasks: Sequence[Task], address: str, work: Callable[..., Any], take: Cal
             raise
 
 
+def check(address: str) -> None:
+    """Raise now what `run` would raise: no scheduler, no workers, workers that do not serve."""
+    with _client(address):
+        pass
+
+
 @contextmanager
 def _client(address: str) -> Iterator[Any]:
     try:

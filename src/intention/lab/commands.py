@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import difflib
+import importlib
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from typing import Any
 
 import torch
 
-from intention.lab import experiments, options, ranks, results, runner, search
+from intention.lab import cluster, experiments, options, ranks, results, runner, search
 from intention.lab import sweep as sweeping
 from intention.lab.experiments.base import PRESETS, VERDICTS, Experiment, Job
 from intention.lab.files import LabError
@@ -45,6 +46,8 @@ def run(args: list[str]) -> int:
     flags, config = options.parse_with_config(options.Run, f"run {name}", experiment, rest)
     out = flags.out or _default_out(experiment, config, flags.preset)
     tasks = _plan(experiment, config, flags.preset, out, flags.tensorboard)
+    _need("safetensors", *(["tensorboard"] if flags.tensorboard else []))
+    ranks.check_batch(getattr(config, "batch", None))
     torch.set_num_threads(flags.threads)
     with ExitStack() as stack:
         todo = _agree_on_work(stack, out, tasks, flags)
@@ -62,8 +65,7 @@ def _run_here(task: Task, display: Display) -> None:
         display.tally.note(task.id, step, steps, values.get("loss", float("nan")))
 
     display.say(f"{task.id}{': continues' if task.begun else ''}")
-    place = Place(folder=task.folder, tell=tell, tensorboard=task.tensorboard)
-    rows = runner.perform(task.job, place, task.preset, task.experiment)
+    rows = runner.perform(task, Place(folder=task.folder, tell=tell, tensorboard=task.tensorboard))
     if ranks.first():
         runner.store(task, rows)
     display.tally.end(task.id)
@@ -106,16 +108,15 @@ def sweep(args: list[str]) -> int:
     failures = _sweep(tasks, out, flags)
     _say(f"rows are in {runner.rows_file(out, name)}")
     if flags.search:
-        _tell_search(out, name)
+        _tell_search(out, name, {task.job.id for task in tasks})
     return _tell_failures(failures)
 
 
-def _tell_search(out: Path, name: str) -> None:
+def _tell_search(out: Path, name: str, runs: set[str]) -> None:
     """The score of every model and rate, also as rows of the kind that the report shows."""
-    found = search.distil(results.read(runner.rows_file(out, name)))
+    found = search.distil([row for row in results.read(runner.rows_file(out, name)) if row.run in runs])
     path = out / "searched" / f"{name}.jsonl"
-    path.unlink(missing_ok=True)
-    results.append(path, found)
+    results.replace_all(path, found)
     for row in found:
         data = row.data or {}
         score = "not finite" if row.value is None else f"{row.value:.4g}"
@@ -125,6 +126,9 @@ def _tell_search(out: Path, name: str) -> None:
 
 
 def _sweep(tasks: Sequence[Task], out: Path, flags: options.Sweep | options.Reproduce) -> list[sweeping.Failure]:
+    _need("safetensors")
+    if flags.cluster is not None:
+        cluster.check(flags.cluster)  # before --fresh deletes anything
     with runner.claimed(out):
         todo = _to_do(tasks, flags.fresh)
         _say(_count(tasks, todo, out))
@@ -142,6 +146,7 @@ def reproduce(args: list[str]) -> int:
         _check_name(name)
     if not names:
         raise Usage(f"--only names no experiment; there are {', '.join(experiments.NAMES)}")
+    _need("matplotlib", "jinja2")
     out = flags.out or RESULTS / flags.preset
     found = [experiments.find(name) for name in experiments.NAMES]
     every = [task for one in found for task in _plan(one, one.PRESETS[flags.preset], flags.preset, out)]
@@ -170,7 +175,7 @@ def _write_report(folder: Path, rows: list[results.Row] | None) -> int:
             print(f"{claim['verdict']}: {claim['experiment']}: {claim['claim']}")
     print(f"claims of the paper: {', '.join(f'{count[verdict]} {verdict}' for verdict in VERDICTS)}")
     for problem in made.problems:
-        print(f"not shown in the report: {problem}", file=sys.stderr)
+        print(f"not shown in the report: {problem!r}", file=sys.stderr)
     sys.stderr.flush()
     print(made.path, flush=True)
     return 1 if made.problems else 0
@@ -192,10 +197,10 @@ def _plan(
     preset: str,
     out: Path,
     tensorboard: bool = False,
-    jobs: Sequence[Job] | None = None,
+    searched: Sequence[Job] | None = None,
 ) -> list[Task]:
     try:
-        return runner.plan(experiment, config, preset, out, tensorboard, jobs)
+        return runner.plan(experiment, config, preset, out, tensorboard=tensorboard, searched=searched)
     except ValueError as error:
         raise Usage(str(error)) from error
 
@@ -209,6 +214,12 @@ def _default_out(experiment: Experiment, config: Any, preset: str) -> Path:
         and getattr(config, item.name) != getattr(experiment.PRESETS[preset], item.name)
     ]
     return RESULTS / (f"{preset}-changed" if changed else preset)
+
+
+def _need(*modules: str) -> None:
+    """Find out now, not after hours of work, that a part of the extra is missing."""
+    for module in modules:
+        importlib.import_module(module)
 
 
 def _name(command: str, args: list[str]) -> tuple[str, list[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import signal
@@ -19,7 +20,8 @@ class Notes:
     folder: Path
 
     def start(self, index: int) -> None:
-        (self.folder / f"{index}.step").write_text("0 1 nan 0")
+        with contextlib.suppress(OSError):
+            (self.folder / f"{index}.step").write_text("0 1 nan 0")
 
     def started(self, index: int) -> bool:
         return (self.folder / f"{index}.step").exists()
@@ -38,8 +40,9 @@ class Notes:
     def keep(self, index: int, outcome: Any) -> None:
         """A result, before it is sent: it is not lost if another worker is killed while it is on its way."""
         part = self.folder / f"{index}.part"
-        part.write_bytes(pickle.dumps(outcome))
-        os.replace(part, self.folder / f"{index}.end")
+        with contextlib.suppress(OSError):  # a full disk: the outcome is sent anyway
+            part.write_bytes(pickle.dumps(outcome))
+            os.replace(part, self.folder / f"{index}.end")
 
     def kept(self, index: int) -> Any | None:
         try:
@@ -76,6 +79,7 @@ class Notes:
                 signal.raise_signal(signal.SIGINT)
                 return
             loss = values.get("loss", float("nan"))
-            (self.folder / f"{index}.step").write_text(f"{step} {steps} {loss} {first}")
+            with contextlib.suppress(OSError):
+                (self.folder / f"{index}.step").write_text(f"{step} {steps} {loss} {first}")
 
         return tell

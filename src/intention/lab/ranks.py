@@ -43,17 +43,30 @@ def agree(value: Any) -> Any:
     return values[0]
 
 
+def mean(value: float) -> float:
+    """The mean over ranks."""
+    if count() == 1:
+        return value
+    total = torch.tensor(value, dtype=torch.float64)
+    dist.all_reduce(total)
+    return float(total) / count()
+
+
 def wrap(model: nn.Module) -> nn.Module:
     return model if count() == 1 else DistributedDataParallel(model)
+
+
+def check_batch(batch: int | None) -> None:
+    if batch is not None and batch % count():
+        raise LabError(f"a batch of {batch} tasks cannot be shared by {count()} ranks; use a multiple of {count()}")
 
 
 def share(episode: Any) -> Any:
     """This rank's tasks. Shares are equal, so that the mean over ranks is the mean over the batch."""
     if count() == 1:
         return episode
-    batch, ranks = max(part.shape[0] for part in episode), count()
-    if batch % ranks:
-        raise LabError(f"a batch of {batch} tasks cannot be shared by {ranks} ranks; use a multiple of {ranks}")
-    size, rank = batch // ranks, int(os.environ["RANK"])
+    batch = max(part.shape[0] for part in episode)
+    check_batch(batch)
+    size, rank = batch // count(), int(os.environ["RANK"])
     own = slice(rank * size, (rank + 1) * size)
     return type(episode)(*(part if part.shape[0] == 1 else part[own] for part in episode))

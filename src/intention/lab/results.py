@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from intention.lab.files import LabError, append_lines
+from intention.lab.files import LabError, append_lines, write_whole
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Row:
         metric: what was measured; `x` is where (context points, training step, dimension), None if it has no axis.
         value, interval: the number and its 95% interval over evaluation tasks, where there is one.
         data: what a figure draws (lists of numbers), where one number is not enough.
-        seconds: how long the run took.
+        seconds: how long the run took; if it was resumed, its last part.
         rows: how many rows the run has; if fewer are there, it counts as unfinished. 0 is not known.
     """
 
@@ -48,11 +48,31 @@ class Row:
 
 
 FIELDS = [field.name for field in dataclasses.fields(Row)]
+NUMBER = (int, float, type(None))  # null: not finite, or none
+TYPES: dict[str, Any] = dict.fromkeys(FIELDS, str) | {
+    "config": dict,
+    "seed": int,
+    "value": NUMBER,
+    "x": NUMBER,
+    "interval": (list, type(None)),
+    "data": (dict, type(None)),
+    "seconds": (int, float),
+    "rows": int,
+}
 REQUIRED = {field.name for field in dataclasses.fields(Row) if field.default is dataclasses.MISSING}
 
 
 def append(path: Path, rows: Iterable[Row]) -> None:
-    append_lines(path, [json.dumps(_finite(dataclasses.asdict(row))) for row in rows])
+    append_lines(path, [_line(row) for row in rows])
+
+
+def replace_all(path: Path, rows: Iterable[Row]) -> None:
+    """A file of these rows alone."""
+    write_whole(path, "".join(f"{_line(row)}\n" for row in rows).encode())
+
+
+def _line(row: Row) -> str:
+    return json.dumps(_finite(dataclasses.asdict(row)))
 
 
 def read(path: Path) -> list[Row]:
@@ -64,7 +84,7 @@ def read(path: Path) -> list[Row]:
         return rows
     except (OSError, UnicodeDecodeError) as error:
         raise LabError(f"cannot read {path}: {error}") from error
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             rows.append(_row(line, path, number))
     return rows
@@ -86,15 +106,25 @@ def _row(line: str, path: Path, number: int) -> Row:
         missing, unknown = REQUIRED - set(fields), set(fields) - set(FIELDS)
         if missing or unknown:
             raise ValueError(f"missing {sorted(missing)}, unknown {sorted(unknown)}")
-        if fields["value"] is not None and not isinstance(fields["value"], int | float):
-            raise ValueError(f"value is {fields['value']!r}, not a number")
-        fields["interval"] = None if fields.get("interval") is None else tuple(fields["interval"])
+        for name, value in fields.items():
+            if not isinstance(value, TYPES[name]):
+                raise ValueError(f"{name} is {value!r}")
+        fields["interval"] = _interval(fields.get("interval"))
         return Row(**fields)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise LabError(
             f"{path}, line {number} is not a row: {error}. Delete that line (the run it belongs to will be repeated); "
             "all other lines can stay"
         ) from error
+
+
+def _interval(ends: list[Any] | None) -> tuple[float, float] | None:
+    if ends is None:
+        return None
+    low, high = ends
+    if not (isinstance(low, int | float) and isinstance(high, int | float)):
+        raise ValueError(f"interval is {ends!r}, not two numbers")
+    return low, high
 
 
 def _finite(value: Any) -> Any:

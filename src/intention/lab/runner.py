@@ -19,11 +19,11 @@ import torch
 
 import intention
 from intention.lab import checkpoint, results
-from intention.lab.experiments import find
-from intention.lab.experiments.base import Experiment, Job, relevant
+from intention.lab.experiments.base import Experiment, Job, Measure, relevant
 from intention.lab.files import LabError, write_whole
 from intention.lab.place import Place
 from intention.lab.results import Row
+from intention.lab.train import Diverged
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ class Task:
     out: Path
     tensorboard: bool = False
     weight: float = 1.0  # seconds that it is expected to take; a guess
+    search: bool = False  # a training that diverges is an answer, too
 
     @property
     def id(self) -> str:
@@ -48,7 +49,8 @@ class Task:
 
     @property
     def begun(self) -> bool:
-        return (self.folder / checkpoint.NAME).exists()
+        """Whether there is a checkpoint; a run of several trainings has one for each, in folders of their own."""
+        return any(self.folder.rglob(checkpoint.NAME))
 
 
 def plan(
@@ -56,18 +58,19 @@ def plan(
     config: Any,
     preset: str,
     out: Path,
+    *,
     tensorboard: bool = False,
-    jobs: Iterable[Job] | None = None,
+    searched: Iterable[Job] | None = None,
 ) -> list[Task]:
-    """The runs that a config asks for, unless others are given; each once."""
-    jobs = list({job.id: job for job in (experiment.jobs(config) if jobs is None else jobs)}.values())
+    """The runs that a config asks for, or those of a search; each once."""
+    jobs = list({job.id: job for job in (experiment.jobs(config) if searched is None else searched)}.values())
     if not jobs:
         raise ValueError("this config asks for no runs")
     known = expected_seconds(experiment, preset)
     # where nothing was measured: a second and 5 milliseconds a step
     weight = 1 + 0.005 * float(getattr(config, "steps", 0)) if known is None else known / len(jobs)
     out = out.absolute()  # a worker may have another working folder
-    return [Task(job, experiment, preset, out, tensorboard, weight) for job in jobs]
+    return [Task(job, experiment, preset, out, tensorboard, weight, searched is not None) for job in jobs]
 
 
 def expected_seconds(experiment: Experiment, preset: str) -> float | None:
@@ -75,11 +78,16 @@ def expected_seconds(experiment: Experiment, preset: str) -> float | None:
     return getattr(experiment, "SECONDS", {}).get(preset)
 
 
-def perform(job: Job, place: Place, preset: str = "quick", experiment: Experiment | None = None) -> list[Row]:
-    """Run a job and make its measures rows."""
-    module = find(job.experiment) if experiment is None else experiment
+def perform(task: Task, place: Place) -> list[Row]:
+    """Run a task and make its measures rows."""
+    job, module = task.job, task.experiment
     start = time.perf_counter()
-    measures = list(module.run(job, place))
+    try:
+        measures = list(module.run(job, place))
+    except Diverged:
+        if not task.search:
+            raise
+        measures = [Measure("mse", None)]
     seconds = time.perf_counter() - start
     if not measures:
         raise LabError(f"the run {job.id} of {job.experiment} measured nothing")
@@ -87,7 +95,7 @@ def perform(job: Job, place: Place, preset: str = "quick", experiment: Experimen
         Row(
             experiment=job.experiment,
             run=job.id,
-            preset=preset_name(job, module, preset),
+            preset=preset_name(job, module, task.preset),
             config=dataclasses.asdict(job.config),
             model=job.model if measure.model is None else measure.model,
             seed=job.seed,
@@ -152,9 +160,9 @@ def drop_rows(tasks: Iterable[Task]) -> None:
         runs = {task.job.id for task in group}
         if not any(row.run in runs for row in results.read(path)):
             continue
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        lines = path.read_text(encoding="utf-8").split("\n")
         kept = [line for line in lines if not line.strip() or json.loads(line)["run"] not in runs]
-        write_whole(path, "".join(kept).encode())
+        write_whole(path, "\n".join(kept).encode())
 
 
 def start_over(tasks: Iterable[Task]) -> None:
@@ -180,7 +188,7 @@ def claimed(out: Path) -> Iterator[None]:
             write_whole(probe, bytes(65536))
         finally:
             probe.unlink(missing_ok=True)
-        lock = (out / ".lock").open("w")
+        lock = (out / ".lock").open("a")  # not "w", which would empty a file that it links to
     except OSError as error:
         raise LabError(f"cannot work in the folder {out}: {error.strerror or error}; choose one with --out") from error
     with lock:

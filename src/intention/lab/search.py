@@ -46,11 +46,12 @@ def distil(rows: Sequence[Row]) -> list[Row]:
         replace(
             group[0],
             run="search",
+            preset=group[0].preset.removesuffix(", changed"),
             metric="search",
             x=None,
             interval=None,
             value=scores[model, rate],
-            data={"options": {"learning_rate": rate}, "chosen": scores[model, rate] == best[model]},
+            data={"options": {"learning_rate": rate}, "chosen": scores[model, rate] == best[model] < math.inf},
             seconds=sum({row.run: row.seconds for row in group}.values()),
         )
         for (model, rate), group in sorted(groups.items())

@@ -57,7 +57,7 @@ def work(index: int, task: Task, notes: Notes | None) -> Outcome:
     try:
         with _ONE_AT_A_TIME:
             torch.set_num_threads(1)
-            outcome = Outcome(index, perform(task.job, place, task.preset, task.experiment))
+            outcome = Outcome(index, perform(task, place))
     except KeyboardInterrupt:
         outcome = Outcome(index)
     except LabError as error:
@@ -85,7 +85,7 @@ def sweep(
     """Run all tasks; `store` is called in this process, for each as it ends. What failed is returned.
 
     Experiments that time things go first, one run after the other, on this machine. KeyboardInterrupt is raised after
-    the runs at work have saved a checkpoint.
+    the runs at work on this machine have saved a checkpoint; those of a cluster are cancelled.
     """
     alone = [task for task in tasks if task.experiment.EXCLUSIVE]
     others = [task for task in tasks if not task.experiment.EXCLUSIVE]

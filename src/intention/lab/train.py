@@ -51,8 +51,10 @@ class Plan:
         for name, least in (("steps", 1), ("batch", 1), ("warmup", 0), ("decay_period", 1), ("evaluate_every", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
-        if not self.learning_rate > 0 or self.clip < 0:
-            raise ValueError(f"wanted learning_rate > 0 and clip >= 0, got {self.learning_rate} and {self.clip}")
+        if not 0 < self.learning_rate < math.inf:
+            raise ValueError(f"learning_rate must be > 0 and finite, got {self.learning_rate}")
+        if not 0 <= self.clip < math.inf:
+            raise ValueError(f"clip must be >= 0 and finite, got {self.clip}; 0 is no clipping")
 
     def rate(self, step: int) -> float:
         """The learning rate of a step, 0 the first. It depends on the step alone, so a resumed run has the same."""
@@ -88,6 +90,8 @@ def train(
     path = None if place.folder is None else place.folder / checkpoint.NAME
     if path is not None and path.exists():
         checkpoint.load(path, state, settings)
+    if ranks.agree(state.step) != state.step:
+        raise LabError(f"the ranks have different checkpoints in {path}; use a folder that all of them see")
     started_at, saved = state.step, time.monotonic()
     wrapped = ranks.wrap(model)
     with _events(place, state.step) as write, _interruptible() as interrupted:
@@ -114,11 +118,11 @@ def _step(model: nn.Module, state: State, sample: Sample, loss: Loss, plan: Plan
         group["lr"] = plan.rate(state.step)
     state.optimiser.zero_grad(set_to_none=True)
     out = loss(model, ranks.share(sample(plan.batch, state.generator)))
-    value = float(out.detach())
+    value = ranks.mean(float(out.detach()))  # of all ranks, so that all of them stop if it is not finite
     if not math.isfinite(value):
         raise Diverged(
-            f"the loss is {value} at step {state.step} of {plan}; try a smaller learning rate, or clip > 0. The last "
-            "checkpoint is from before"
+            f"the loss is {value} at step {state.step} of {plan}; try a smaller learning rate, or clip > 0. A "
+            "checkpoint, where there is one, is from before"
         )
     out.backward()
     if plan.clip:

@@ -54,6 +54,10 @@ class Net:
     learning_rate: float = 3e-4
     heads: int = 1
 
+    def __post_init__(self) -> None:
+        require(all(size > 0 for size in (*self.embed, *self.decode)), f"sizes must be positive, got {self}")
+        require(self.heads >= 1, f"heads must be at least 1, got {self.heads}")
+
 
 @dataclass(frozen=True)
 class Job:

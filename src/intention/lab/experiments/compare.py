@@ -1,4 +1,7 @@
-"""Models side by side, seed by seed: ratios of errors with their intervals, and verdicts."""
+"""Models side by side, seed by seed: ratios of errors with their intervals, and verdicts.
+
+Runs that are missing or not finite never help a claim: a comparison needs the same seeds of all models in it.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from intention.lab.experiments.base import label
 from intention.lab.models.references import LABELS
-from intention.lab.results import Estimate, Row, estimate_log
+from intention.lab.results import Estimate, Row, estimate, estimate_log
 
 UNTESTED = "not tested at this size"
 Found = dict[str, dict[int, float]]  # model -> seed -> error
@@ -27,16 +30,25 @@ def by_model(rows: Iterable[Row]) -> Found:
 
 
 def best(found: Found, models: Sequence[str]) -> dict[int, float]:
-    """The smallest error of these models for each seed that all of them ran with."""
-    present = [found[model] for model in models if model in found]
-    seeds = set.intersection(*(set(errors) for errors in present)) if present else set()
-    return {seed: min(errors[seed] for errors in present) for seed in sorted(seeds)}
+    """The smallest error of these models for each seed; nothing unless all of them ran, with the same seeds."""
+    seeds = {frozenset(found.get(model, {})) for model in models}
+    if len(seeds) != 1:
+        return {}
+    return {seed: min(found[model][seed] for model in models) for seed in sorted(*seeds)}
 
 
-def ratio(above: dict[int, float], below: dict[int, float]) -> Estimate | None:
-    """The geometric mean of above / below over the seeds both ran with; None if there is no such seed."""
-    seeds = sorted(set(above) & set(below))
-    return estimate_log([_divide(above[seed], below[seed]) for seed in seeds]) if seeds else None
+def ratio(other: dict[int, float], own: dict[int, float]) -> Estimate | None:
+    """The geometric mean of other / own, by seed. None: not the same seeds, or nothing finite to compare with.
+
+    If a run of the model that is judged is not finite, all of it is NaN, which no verdict takes for "holds".
+    """
+    if not own or set(other) != set(own):
+        return None
+    if not all(map(math.isfinite, own.values())):
+        return Estimate(math.nan, math.nan, math.nan, len(own))
+    if not all(map(math.isfinite, other.values())):
+        return None
+    return estimate_log([_divide(other[seed], own[seed]) for seed in sorted(own)])
 
 
 def _divide(above: float, below: float) -> float:
@@ -52,17 +64,45 @@ def verdict(found: Estimate | None, at_least: float) -> str:
     return "partly" if found.mean >= at_least else "does not hold"
 
 
+def by_margin(found: Estimate | None, at_least: float) -> str:
+    """The verdict on "ahead by this factor": surely ahead, but not by that much, is "partly"."""
+    each = verdict(found, at_least)
+    return "partly" if each == "does not hold" and verdict(found, 1) == "holds" else each
+
+
 def together(verdicts: Sequence[str]) -> str:
-    """Of several cases: what all of them say, or "partly"."""
-    tested = [each for each in verdicts if each != UNTESTED]
-    if not tested:
+    """Of several cases: what all of them say, or "partly". With a case that is not tested, "partly" at most."""
+    said = set(verdicts) - {UNTESTED}
+    if not said:
         return UNTESTED
-    if len(set(tested)) == 1:
-        return tested[0]
-    return "partly"
+    if len(said) > 1 or (said == {"holds"} and UNTESTED in verdicts):
+        return "partly"
+    return said.pop()
+
+
+def times(found: Estimate) -> str:
+    """Text: how many times, also where a run was not finite."""
+    return "(not finite)" if math.isnan(found.mean) else str(found)
 
 
 def errors(found: Found, models: Sequence[str]) -> str:
-    """Text: the mean error of each model."""
-    present = [model for model in models if model in found]
-    return ", ".join(f"{named(model)} {estimate_log(list(found[model].values()))}" for model in present)
+    """Text: the mean error of each model, or how many of its runs are not finite."""
+    parts = []
+    for model in [model for model in models if model in found]:
+        values = list(found[model].values())
+        bad = sum(not math.isfinite(value) for value in values)
+        mean = f"not finite in {bad} of {len(values)} runs" if bad else str(estimate_log(values))
+        parts.append(f"{named(model)} {mean}")
+    return ", ".join(parts)
+
+
+def correlation(values: Sequence[float | None]) -> Estimate:
+    """Mean and interval of correlations by Fisher's z, so that they lie within -1 and 1.
+
+    >>> print(correlation([0.9, 0.99, 0.999]))
+    0.99 [0.49, 1]
+    """
+    # z = artanh(r) has about the same spread wherever r is; 1 itself, to rounding, is taken for the last float before
+    nearly = 1 - 2.0**-53
+    inside = estimate([None if r is None else math.atanh(max(-nearly, min(nearly, r))) for r in values])
+    return Estimate(math.tanh(inside.mean), math.tanh(inside.low), math.tanh(inside.high), inside.count)

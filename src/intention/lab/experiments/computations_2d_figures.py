@@ -13,7 +13,10 @@ THINNED = 3  # every third point of the grid is drawn in the scatters
 
 
 def draw_maps(maps: Mapping[tuple[str, str], Any], titles: Mapping[tuple[str, str], float | None]) -> Any:
-    """Four columns, one per computation; maps in rows 1 and 3, true against predicted in rows 2 and 4."""
+    """Four columns, one per computation; maps in rows 1 and 3, true against predicted in rows 2 and 4.
+
+    Every map has its own colours, or σIntention's would be white: the range of its values is printed above it.
+    """
     from matplotlib.figure import Figure
 
     models = [model for model in MODELS if any(name == model for name, _ in maps)]
@@ -31,14 +34,19 @@ def draw_maps(maps: Mapping[tuple[str, str], Any], titles: Mapping[tuple[str, st
             below.tick_params(labelsize=6)
             below.locator_params(nbins=3)
             correlation = titles.get((model, where))
-            above.set_title(label(model) if row == 0 else "", fontsize=9)
-            below.set_title("" if correlation is None else f"{correlation:.4f}", fontsize=8)
+            name = f"{label(model)}\n" if row == 0 else ""
+            above.set_title(f"{name}{_short(min(data['predicted']))} to {_short(max(data['predicted']))}", fontsize=8)
+            below.set_title("" if correlation is None else f"correlation {correlation:.4f}", fontsize=8)
             if column == 0:
                 above.set_ylabel(where, fontsize=8)
                 below.set_ylabel("predicted", fontsize=8)
     for axis in axes[-1]:
         axis.set_xlabel("true", fontsize=8)
     return figure
+
+
+def _short(value: float) -> str:
+    return f"{value:.0f}" if abs(value) >= 10 else f"{value:.2g}"
 
 
 def _map(axis: Any, data: Mapping[str, Any]) -> None:

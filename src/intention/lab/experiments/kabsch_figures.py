@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from intention.lab.experiments.base import COLOURS, Plot
+from intention.lab.experiments.base import COLOURS, Plot, label
 from intention.lab.experiments.compare import by_model, named
 from intention.lab.experiments.policy_figures import history_lines
 from intention.lab.results import Row, estimate_log, select
@@ -33,8 +33,8 @@ def plot(rows: Sequence[Row]) -> list[Plot]:
     for dims in DIMS:
         if of(select(rows, metric="mse during training"), dims):
             caption = (
-                "Error on held-out tasks during training: seeds thin, their geometric mean thick, with its last value. "
-                "Horizontal: closed forms on the same tasks."
+                "Error on held-out tasks during training: seeds thin, their geometric mean thick, its last value in "
+                "the legend. Horizontal: closed forms on the same tasks."
             )
             title = "Error during training" if dims == 2 else f"Error during training, {dims}-D"
             plots.append(Plot(title, caption, partial(draw_history, rows, dims)))
@@ -49,29 +49,22 @@ def plot(rows: Sequence[Row]) -> list[Plot]:
 
 
 def draw_history(rows: Sequence[Row], dims: int) -> Any:
-    """Error against training steps; the last mean is written beside each line, closed forms are horizontal."""
+    """Error against training steps; the legend has the last mean of each line, closed forms are horizontal."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.5, 4.2), layout="constrained")
     axis = figure.subplots()
     ends = history_lines(axis, of(select(rows, metric="mse during training"), dims))
     found = by_model(of(select(rows, metric="mse"), dims))
-    for model, (step, error) in ends.items():
-        axis.annotate(
-            f"{error:.2g}",
-            (step, error),
-            (3, 1),
-            textcoords="offset points",
-            va="bottom",
-            fontsize=8,
-            color=COLOURS[model],
-        )
+    for line in axis.get_lines():
+        for model, (_, error) in ends.items():
+            if line.get_label() == label(model):
+                line.set_label(f"{label(model)}: {error:.2g}")
     for name, style in LINES.items():
         if name in found:
             value = estimate_log(list(found[name].values())).mean
             axis.axhline(value, color="black", linestyle=style, linewidth=1, label=f"{named(name)}: {value:.2g}")
     axis.set(yscale="log", xlabel="training steps", ylabel="MSE")
-    axis.margins(x=0.06)
     figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8)
     return figure
 

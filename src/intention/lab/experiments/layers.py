@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from intention import functional as F
 from intention.lab.experiments.base import Claim, Job, Measure, Plot, chooses, require
+from intention.lab.experiments.compare import UNTESTED
 from intention.lab.experiments.layers_figures import NAMES, draw_gaps, draw_layers
 from intention.lab.models.descent import Steps, chebyshev, constant, left, padded, stack, unit_queries, worst_case
 from intention.lab.place import Place
@@ -33,6 +34,8 @@ READING = """
 - Step sizes: 1/L, which the text calls perfect; 2/(L + μ), the best constant; one learned for each layer, by Adam
   through the stack on random problems of that κ, one stack for each depth; and Chebyshev's, the best for the worst
   case. On average over problems learned ones can do better than those.
+- The settings of the learned steps (300 steps in `quick`, rate 0.03) were chosen among about 12 that were tried on seed
+  0 with κ = 10, 30 and 100; that seed is among the published ones. The other step sizes have nothing to choose.
 - The same step sizes serve all problems of a κ. Float64, no α.
 """
 EXCLUSIVE = False
@@ -160,8 +163,6 @@ def _thinned(curve: Mapping[int, float], most: int = 60) -> dict[str, list[float
 
 # --- what the rows say ------------------------------------------------------------------------------------------------
 
-UNTESTED = "not tested at this size"
-
 
 def over_seeds(rows: Sequence[Row], model: str, metric: str, kappa: float) -> Estimate:
     return estimate([row.value for row in select(rows, model=model, metric=metric, x=kappa)])
@@ -203,52 +204,61 @@ def _one_step(rows: Sequence[Row]) -> Claim:
     found = [layers_at(rows, model, 1.1, "layers to a tenth") for model in ("step_l", "step_l_mu")]
     tested = all(worst is not None and math.isfinite(measured.mean) for measured, worst in found)
     holds = [measured.mean == 1 and worst == 1 for measured, worst in found]
-    verdict = "holds" if all(holds) else "partly" if any(holds) else "does not hold"
+    sure = all(holds) and all(measured.count > 1 for measured, _ in found)
+    verdict = "holds" if sure else "partly" if any(holds) else "does not hold"
     measured = "to a tenth of the gap: " + _listed(rows, ("step_l", "step_l_mu"), 1.1, "layers to a tenth")
     measured += ". To 0.1 from d = 1000: " + _listed(rows, ("step_l", "step_l_mu"), 1.1)
     return Claim(text, "section 2", measured if tested else "", verdict if tested else UNTESTED)
 
 
 def _perfect(rows: Sequence[Row]) -> Claim:
-    """Not perfect: some other step size needs fewer layers at every kappa, paired by seed."""
+    """Not perfect: the best constant step needs fewer layers at every kappa >= 2, paired by seed.
+
+    Below 2 both need so few layers that there is nothing to compare.
+    """
     text = "this is all assuming perfect selection of learning rate (exactly one over the Lipschitz constant)"
+    text += "; compared at κ ≥ 2"
     ratios: dict[str, dict[float, Estimate]] = {"step_l_mu": {}, "learned": {}}
     for model, found in ratios.items():
         for kappa in sorted({row.x for row in rows if row.x is not None}):
             base = {row.seed: row.value for row in select(rows, model="step_l", metric="layers", x=kappa)}
             other = {row.seed: row.value for row in select(rows, model=model, metric="layers", x=kappa)}
-            pairs = [(base[s], other[s]) for s in base if base[s] and other.get(s)]
-            if pairs and kappa >= 2:
-                found[kappa] = estimate_log([a / b for a, b in pairs])  # type: ignore[operator]
+            if kappa >= 2 and base and set(base) == set(other):
+                found[kappa] = estimate_log([_ratio(a, other[seed]) for seed, a in base.items()])
     parts = [
         f"1/L needs {value} times the layers of {NAMES[model]} at κ = {kappa:g}"
         for model, found in ratios.items()
         for kappa, value in [*found.items()][-1:]
     ]
     best = ratios["step_l_mu"].values()
-    better = [value.mean > 1 and not value.low <= 1 for value in best]
-    verdict = "does not hold" if all(better) else "partly" if any(better) else "holds"
-    return Claim(text, "section 2", "; ".join(parts), verdict if better else UNTESTED)
+    refuted, perfect = all(value.low > 1 for value in best), all(value.high <= 1 for value in best)
+    verdict = "does not hold" if refuted else "holds" if perfect else "partly"
+    return Claim(text, "section 2", "; ".join(parts), verdict if best else UNTESTED)
+
+
+def _ratio(above: float | None, below: float | None) -> float | None:
+    return above / below if above and below else None
 
 
 def _minimum(rows: Sequence[Row]) -> Claim:
     text = (
         "Intention is Attention behaviour in the limit, directly computing the minimum rather than doing so iteratively"
     )
-    found = {row.x: row.value for row in select(rows, model="intention", metric="gap left") if row.value is not None}
+    found = select(rows, model="intention", metric="gap left")
     if not found:
         return Claim(text, "section 2", "", UNTESTED)
-    most = max(found.values())
-    measured = (
-        f"one layer of Intention leaves at most {most:.1g} of the gap (κ up to {max(k for k in found if k):g}, float64)"
-    )
-    return Claim(text, "section 2", measured, "holds" if most < 1e-20 else "does not hold")
+    most = max(math.inf if row.value is None else row.value for row in found)  # of all kappas and seeds
+    widest = max(row.x or 0 for row in found)
+    measured = f"one layer of Intention leaves at most {most:.1g} of the gap (κ up to {widest:g}, float64)"
+    sure = len({row.seed for row in found}) > 1
+    verdict = "does not hold" if most >= 1e-20 else "holds" if sure else "partly"
+    return Claim(text, "section 2", measured, verdict)
 
 
 def _growth(rows: Sequence[Row]) -> Claim:
     """The power of kappa with which the number of layers grows, from kappa >= 5."""
     text = "its exact speed depends on the conditioning number"
-    parts, grows = [], []
+    parts, grows, likely = [], [], []
     for model in MODELS[:-1]:
         powers = []
         for seed in sorted({row.seed for row in select(rows, model=model)}):
@@ -263,8 +273,9 @@ def _growth(rows: Sequence[Row]) -> Claim:
         if powers:
             power = estimate(powers)
             parts.append(f"{NAMES[model]}: layers grow as κ to the power {power}")
-            grows.append(power.mean > 0 and not power.low <= 0)
-    verdict = "holds" if all(grows) else "partly" if any(grows) else "does not hold"
+            grows.append(power.low > 0)
+            likely.append(power.mean > 0)
+    verdict = "holds" if all(grows) else "partly" if any(likely) else "does not hold"
     return Claim(text, "section 2", "; ".join(parts), verdict if grows else UNTESTED)
 
 
@@ -275,16 +286,23 @@ def plot(rows: Sequence[Row]) -> list[Plot]:
     table = [["κ", *(NAMES[model] for model in MODELS)]]
     for kappa in kappas:
         table.append([f"{kappa:g}", *(_cell(rows, model, kappa) for model in MODELS)])
-    caption = "Points: mean over random problems (seeds); lines: worst case. Until the gap is 10⁻⁴ of what it was."
+    caption = (
+        "Points: mean over random problems (seeds); lines: worst case. Until the gap is 10⁻⁴ of what it was. A cross: "
+        "the deepest stack that was tried, where not all seeds got there."
+    )
     points = {model: _points(rows, model, "layers", kappas) for model in MODELS}
     worst = {model: _points(rows, model, "layers, worst case", kappas) for model in MODELS if model != "learned"}
-    plots = [Plot("Layers that equal one Intention", caption, partial(draw_layers, points, worst))]
+    missed = {model: _missed(rows, model, kappas) for model in MODELS}
+    plots = [Plot("Layers that equal one Intention", caption, partial(draw_layers, points, worst, missed))]
     cells = "On random problems; in brackets the worst case. Chebyshev's worst case bounds the learned steps too."
     plots.append(Plot("Layers needed", cells, table=table))
     shown = 10.0 if 10.0 in kappas else kappas[-1]
     curves = [row for row in select(rows, metric="layers", x=shown, seed=0) if row.data]
     if curves:
-        caption = "What is left of |w − w*|² on random problems. Learned and Chebyshev steps: a stack for each depth."
+        caption = (
+            "What is left of |w − w*|² on random problems. Learned and Chebyshev steps: a stack for each depth. "
+            "Intention lies far below the axis."
+        )
         drawn = {row.model: row.data for row in curves if row.data}
         plots.append(Plot(f"The gap, layer by layer, at κ = {shown:g}", caption, partial(draw_gaps, drawn)))
     return plots
@@ -293,6 +311,13 @@ def plot(rows: Sequence[Row]) -> list[Plot]:
 def _points(rows: Sequence[Row], model: str, metric: str, kappas: Sequence[float]) -> list[tuple[float, float]]:
     found = [(kappa, over_seeds(rows, model, metric, kappa).mean) for kappa in kappas]
     return [(kappa, mean) for kappa, mean in found if math.isfinite(mean)]
+
+
+def _missed(rows: Sequence[Row], model: str, kappas: Sequence[float]) -> list[tuple[float, float]]:
+    """Where not all seeds reached the goal: the deepest stack."""
+    found = [(kappa, select(rows, model=model, metric="layers", x=kappa)) for kappa in kappas]
+    deepest = [(kappa, [max(r.data["layers"]) for r in here if r.value is None and r.data]) for kappa, here in found]
+    return [(kappa, max(depths)) for kappa, depths in deepest if depths]
 
 
 def _cell(rows: Sequence[Row], model: str, kappa: float) -> str:

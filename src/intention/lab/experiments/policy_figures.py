@@ -74,6 +74,7 @@ def _exact(rows: Sequence[Row], reward: str) -> str:
 def draw_results(rows: Sequence[Row]) -> Any:
     """One panel per reward; a dot per seed, a bar for the interval of their geometric mean."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import NullFormatter
 
     rewards = [reward for reward in REWARDS if final(rows, reward)]
     figure = Figure(figsize=(7.5, 3.2), layout="constrained")
@@ -99,6 +100,7 @@ def draw_results(rows: Sequence[Row]) -> Any:
         if shown:
             axis.set_xlim(min(shown) / 2.5, max(1.6, 1.3 * max(shown)))
         axis.set(xscale="log", xlabel="MSE", title=f"{reward} reward", ylim=(-0.5, len(models) - 0.3))
+        axis.xaxis.set_minor_formatter(NullFormatter())  # on a short axis the labels of minor ticks overlap
         axis.set_yticks(range(len(models)), [label(model) for model in models])
     handles, labels = figure.axes[0].get_legend_handles_labels()
     if handles:

@@ -38,10 +38,15 @@ READING = """
   at d = 4, s = 64, 1000 steps; one seed). Their sizes end at 128 (64 for the models that cost most): a wider Neural
   Process would want a lower rate (s = 256, d = 4: 0.063 with 3·10⁻³, 0.120 with 10⁻²).
 - A size that is not enough here may be enough after 100000 steps: the sizes are those of this training, and **short
-  training can support "needs more", not "exponentially many"**. All are powers of two, so seeds often agree.
+  training can support "needs more", not "exponentially many"**. All are powers of two, so seeds
+  often agree; then there is no interval, and the number of seeds is given.
 - "Exponential" holds if, for each of MLP, NP and Attention, at least four dimensions were solved by all seeds, the size
   grows by a factor whose 95% interval lies above 1, and a straight line fits log s better against d than against log d.
-  Where a size was not reached, the next one of the grid is counted: a lower bound, marked ≥.
+  It holds partly if for each of them the size grows by such a factor, and does not hold if one was fitted and does not
+  surely grow. It is not tested if one of them has fewer than three seeds or nothing to fit (the smallest dimension was
+  not solved, or there is no second one), or if a growth that is not sure is a lower bound only. Where a size was not
+  reached, the next one of the grid is counted: a lower bound, marked ≥.
+- "Needs a smaller size" is judged in each dimension, by seed; where all seeds agree, three of them at least are wanted.
 - No training: least squares itself (`F.intention` on the raw pairs, α = 0) is exact for d ≤ 10 with d numbers.
 """
 

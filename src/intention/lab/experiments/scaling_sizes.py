@@ -8,7 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from intention.lab.experiments.base import label
+from intention.lab.experiments.compare import UNTESTED, together
 from intention.lab.results import Estimate, Row, estimate_log, select
+
+SEEDS = 3  # sizes are powers of two: fewer seeds that agree are no evidence
 
 
 class Need(NamedTuple):
@@ -62,13 +65,29 @@ class Growth(NamedTuple):
     straight: bool  # log s is closer to a straight line in d (exponential) than in log d (a power)
 
     def __str__(self) -> str:
-        return f"× {'≥ ' if self.bound else ''}{self.factor} per dimension"
+        return f"× {'≥ ' if self.bound else ''}{over_seeds(self.factor)} per dimension"
+
+    @property
+    def grows(self) -> bool:
+        return self.factor.count >= SEEDS and self.factor.low > 1
+
+
+def over_seeds(factor: Estimate) -> str:
+    """Sizes are powers of two: seeds often agree, and an interval without width would say more than is known.
+
+    >>> over_seeds(estimate_log([2.0, 2.0, 2.0]))
+    '2 (all 3 seeds agree)'
+    """
+    if factor.count > 1 and math.isclose(factor.low, factor.high):
+        return f"{factor.mean:.3g} (all {factor.count} seeds agree)"
+    return str(factor)
 
 
 def growth(by_d: Mapping[int, Mapping[int, Need]]) -> Growth | None:
     """Fitted per seed over the dimensions that all seeds solved and the first that they did not.
 
-    The size of that last one is a lower bound, and so is then the slope. None: fewer than two dimensions to fit.
+    The size of that last one is a lower bound, and so is then the slope. None: fewer than two dimensions to fit, or not
+    the same seeds in all of them.
     """
     solved: list[int] = []
     bound = False
@@ -77,10 +96,9 @@ def growth(by_d: Mapping[int, Mapping[int, Need]]) -> Growth | None:
         if not all(need.reached for need in needs.values()):
             bound = True
             break
-    seeds = sorted(set.intersection(*(set(by_d[d]) for d in solved))) if solved else []
-    if len(solved) < 2 or not seeds:
+    if len(solved) < 2 or len({frozenset(by_d[d]) for d in solved}) > 1:
         return None
-    logs = {seed: [math.log(by_d[d][seed].size) for d in solved] for seed in seeds}
+    logs = {seed: [math.log(by_d[d][seed].size) for d in solved] for seed in sorted(by_d[solved[0]])}
     factor = estimate_log([math.exp(_line(solved, y)[0]) for y in logs.values()])
     residuals = [sum(_line(x, y)[1] for y in logs.values()) for x in (solved, [math.log(d) for d in solved])]
     return Growth(factor, len(solved) - bound, bound, residuals[0] < residuals[1])
@@ -92,65 +110,64 @@ def _line(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
     return slope, sum((b - slope * a - intercept) ** 2 for a, b in zip(x, y, strict=True))
 
 
-NOT_TESTED = "not tested at this size"
-
-
 def exponential(found: Needed, baselines: Sequence[str]) -> tuple[str, str]:
-    """What was measured and the verdict on "exponentially many dimensions"."""
+    """What was measured and the verdict on "exponentially many dimensions".
+
+    holds: exponential for all. partly: growing for all. does not hold: one was fitted, and its growth is not sure. A
+    baseline that is missing, has too few seeds or nothing to fit makes it not tested, as does a growth that is not sure
+    and a lower bound only.
+    """
     fits = {model: growth(found[model]) for model in baselines if model in found}
     words = []
     for model, fit in fits.items():
         sizes = ", ".join(f"d = {d}: {in_words(needs)}" for d, needs in found[model].items())
         words.append(f"{label(model)} {sizes} ({fit or 'no growth to fit'})")
-    known = {model: fit for model, fit in fits.items() if fit is not None}
-    if not known:
-        return "; ".join(words) or "no baseline was trained", NOT_TESTED
-    if len(known) == len(baselines) and all(_is_exponential(fit) for fit in known.values()):
+    known = [fit for fit in fits.values() if fit is not None and fit.factor.count >= SEEDS]
+    if len(known) < len(baselines):
+        unfit = [label(model) for model in baselines if (fit := fits.get(model)) is None or fit.factor.count < SEEDS]
+        words.append(f"all of them must have a growth over {SEEDS} seeds or more: not so {', '.join(unfit)}")
+        return "; ".join(words), UNTESTED
+    if all(_is_exponential(fit) for fit in known):
         return "; ".join(words), "holds"
-    growing = [model for model, fit in known.items() if fit.factor.mean > 1]
-    if not growing:
-        return "; ".join(words), "does not hold"
-    names = ", ".join(label(model) for model in growing)
-    words.append(
-        f"the size grows for {names}; that it is exponential would need four solved dimensions or more of each"
-    )
-    if all(fit.dims >= 4 for fit in known.values()):
-        words[-1] = f"the size grows for {names}, not surely or not as an exponential for all"
-    return "; ".join(words), "partly"
+    if all(fit.grows for fit in known):
+        words.append("all grow; that it is exponential needs four solved dimensions of each, and a line in log s")
+        return "; ".join(words), "partly"
+    refuted = any(not fit.grows and not fit.bound for fit in known)
+    return "; ".join(words), "does not hold" if refuted else UNTESTED
 
 
 def _is_exponential(fit: Growth) -> bool:
-    return fit.dims >= 4 and fit.factor.low > 1 and fit.straight
+    return fit.dims >= 4 and fit.grows and fit.straight
 
 
 def smaller(found: Needed, model: str, baselines: Sequence[str]) -> tuple[str, str]:
     """What was measured and the verdict on "needs a smaller size than the baselines", per dimension, paired by seed."""
-    others = [other for other in baselines if other in found]
-    if model not in found or not others:
-        return "the models were not trained", NOT_TESTED
-    words, sure, likely = [], [], []
-    for d, own in found[model].items():
-        best = {seed: _least(found[other][d][seed] for other in others) for seed in own if _has(found, others, d, seed)}
-        if not best:
+    if any(name not in found for name in (model, *baselines)):
+        return "not all of the models were trained", UNTESTED
+    words, verdicts = [], []
+    for d in sorted({d for name in (model, *baselines) for d in found[name]}):
+        own, others = found[model].get(d, {}), [found[other].get(d, {}) for other in baselines]
+        if not own or any(set(needs) != set(own) for needs in others):
+            words.append(f"d = {d}: not the same seeds of all")
+            verdicts.append(UNTESTED)
             continue
+        best = {seed: min((needs[seed] for needs in others), key=lambda need: need.order) for seed in own}
+        factor = _factor(own, best)
         text = f"d = {d}: {in_words(own)}, the best baseline {in_words(best)}"
-        if all(own[seed].reached for seed in best):
-            ratio = estimate_log([best[seed].size / own[seed].size for seed in best])
-            bound = "" if all(need.reached for need in best.values()) else "≥ "
-            text += f", × {bound}{ratio}"
-            likely += [d] * (ratio.mean > 1)
-            sure += [d] * (ratio.low > 1)
-        words.append(text)
-    if not words:
-        return "no dimension was measured for both", NOT_TESTED
-    if len(sure) == len(words):
-        return "; ".join(words), "holds"
-    return "; ".join(words), "partly" if likely else "does not hold"
+        bound = "" if all(need.reached for need in best.values()) else "≥ "
+        words.append(text if factor is None else f"{text}, × {bound}{over_seeds(factor)}")
+        verdicts.append(_above_one(factor))
+    return "; ".join(words), together(verdicts)
 
 
-def _least(needs: Iterable[Need]) -> Need:
-    return min(needs, key=lambda need: need.order)
+def _factor(own: Mapping[int, Need], best: Mapping[int, Need]) -> Estimate | None:
+    """How many times its size the best baseline needs; None if its own is not known."""
+    if not all(need.reached for need in own.values()):
+        return None
+    return estimate_log([best[seed].size / own[seed].size for seed in own])
 
 
-def _has(found: Needed, models: Sequence[str], d: int, seed: int) -> bool:
-    return all(seed in found[model].get(d, {}) for model in models)
+def _above_one(factor: Estimate | None) -> str:
+    if factor is None or not factor.mean > 1:
+        return "does not hold"
+    return "holds" if factor.low > 1 and factor.count >= SEEDS else "partly"

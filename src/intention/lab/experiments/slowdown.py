@@ -241,7 +241,7 @@ def _range(rows: Sequence[Row], pair: tuple[str, str]) -> tuple[str, str]:
     median, share = _get(rows, pair, "median"), _get(rows, pair, "share in [1, 4]")
     if median is None or share is None or median.value is None or share.value is None:
         return "", "not tested at this size"
-    sure = share.interval is None or share.interval[0] >= 0.9
+    sure = share.interval is not None and share.interval[0] >= 0.9
     verdict = "holds" if share.value >= 0.9 and sure else "partly" if LOW <= median.value <= HIGH else "does not hold"
     return _describe(rows, pair) + " (holds: nine in ten are in the range)", verdict
 
@@ -250,7 +250,7 @@ def _at_most(rows: Sequence[Row], pair: tuple[str, str]) -> tuple[str, str]:
     median, share = _get(rows, pair, "median"), _get(rows, pair, "share at most 4")
     if median is None or share is None or median.value is None or share.value is None:
         return "", "not tested at this size"
-    sure = share.interval is None or share.interval[0] >= 0.9
+    sure = share.interval is not None and share.interval[0] >= 0.9
     verdict = "holds" if share.value >= 0.9 and sure else "partly" if median.value <= HIGH else "does not hold"
     return _describe(rows, pair) + " (holds: nine in ten are at most 4)", verdict
 

@@ -24,7 +24,8 @@ class WideAttention(nn.Module):
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         query, key, value = self.query(query), self.key(key), self.value(value)
-        out = F.attention(*(self._split(x) for x in (query, key, value)))  # (..., heads, M, k)
+        query, key, value = (self._split(x) for x in (query, key, value))
+        out = F.attention(query, key, value)  # (..., heads, M, k)
         return self.output(out.transpose(-3, -2).flatten(-2))
 
     def _split(self, x: Tensor) -> Tensor:
