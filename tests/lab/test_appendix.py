@@ -65,6 +65,7 @@ def test_every_row_belongs_to_an_experiment_and_says_why_it_differs() -> None:
 def test_a_value_that_differs_is_noticed() -> None:
     row = next(row for row in ROWS if row.name == "MAML: inner rate")
     assert (row.printed, appendix.value(row)) == (0.1, 0.01)
+    assert "spikes" in row.why  # and is rarely not finite: tests/lab/test_sine.py
     assert appendix.value(row._replace(path="maml.inner_steps")) == 3
     with pytest.raises(AttributeError):
         appendix.value(row._replace(path="maml.inner_rates"))

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from intention import __version__
-from intention.lab import cli, cluster, commands, options, runner, search
+from intention.lab import cli, cluster, commands, options, runner, search, sweep
 from intention.lab.experiments.base import Measure
 from intention.lab.files import LabError
 from intention.lab.place import Place
@@ -295,18 +295,27 @@ def test_a_run_that_measures_nothing_is_an_error(monkeypatch):
     assert (row.model, row.x, row.preset, row.rows, row.intention) == ("other", 3, "paper, changed", 1, __version__)
 
 
-def test_a_search_counts_only_its_own_runs_and_diverged_ones_have_no_score(call, tmp_path, monkeypatch):
+def test_a_search_counts_only_its_own_runs_and_diverged_ones_have_no_score(call, monkeypatch):
+    def work(index, task, notes):  # in this process: two errors that depend on rate and steps
+        config = task.job.config
+        rate = getattr(config, task.job.model).learning_rate
+        measures = [Measure("mse", abs(rate - 0.001) + 1 / config.steps), Measure("mse", 4.0), Measure("other", 9.0)]
+        monkeypatch.setattr(toy_experiment, "run", lambda job, place: iter(measures))
+        return runner.perform(task, Place())
+
+    monkeypatch.setattr(
+        sweep, "sweep", lambda tasks, store, **_: [store(task, work(0, task, None)) for task in tasks] and []
+    )
     words = ("sweep", "toy", "--search", "--models", "line", "plane", "--out", "here", "--steps")
     assert call(*words, 3)[0] == 0
     code, out, _ = call(*words, 40)
     assert code == 0
-    again = call("sweep", "toy", "--search", "--models", "line", "plane", "--out", "there", "--steps", 40)[1]
     scores = [line for line in out.splitlines() if "learning rate" in line]
-    assert scores == [line for line in again.splitlines() if "learning rate" in line]
     assert len(scores) == 2 * len(search.LEARNING_RATES)
+    assert "line               learning rate 0.001: 0.3162  chosen" in scores  # sqrt(4 / 40), not mixed with 3 steps
     assert sum("chosen" in line for line in scores) == 2
     found = read(Path("here/searched/toy.jsonl"))
-    assert {row.metric for row in found} == {"search"}
+    assert [row.metric for row in found] == ["search"] * len(scores)
 
     def diverge(job, place):
         raise Diverged("the loss is nan")

@@ -255,6 +255,51 @@ def test_verdicts_of_made_up_correlations():
     assert verdicts(computations_2d, made_up(worse, bad, {**slopes, "intention": 0.5}))[:2] == ["does not hold"] * 2
 
 
+def test_one_draw_is_never_sure():
+    good = {"intention": 0.99999, "sigma_intention": 0.999, "attention": 0.7, "linear_attention": 0.7}
+    bad = {"intention": 0.99999, "sigma_intention": 0.9, "attention": 0.6, "linear_attention": 0.6}
+    rows = made_up(good, bad, dict.fromkeys(good, 1.0))
+    assert verdicts(computations_2d, rows)[:4] == ["holds"] * 4
+    assert verdicts(computations_2d, [r for r in rows if r.seed == 0])[:4] == ["partly"] * 4
+    limits = rows_of(computations_2d, computations_2d.Config(points=11, queries=37, grid=2, seeds=1))
+    assert verdicts(computations_2d, limits)[4:] == ["partly"] * 2
+
+
+def test_a_draw_that_is_not_finite_is_not_left_out():
+    good = {"intention": 0.99999, "sigma_intention": 0.999, "attention": 0.7, "linear_attention": 0.7}
+    rows = made_up(good, good, dict.fromkeys(good, 1.0))
+
+    def broken(model: str) -> list[str]:
+        bad = (model, "correlation inside, absolute", 1)
+        return verdicts(
+            computations_2d,
+            [dataclasses.replace(r, value=None) if (r.model, r.metric, r.seed) == bad else r for r in rows],
+        )
+
+    assert broken("intention")[:2] == ["does not hold", "partly"]  # partly: its slopes are known
+    assert broken("attention")[2:4] == ["not tested at this size"] * 2
+
+
+def test_intervals_of_correlations_are_fishers():
+    values = {"intention": 1.0, "sigma_intention": 0.999, "attention": 0.7, "linear_attention": 0.7}
+    rows = made_up(values, values, dict.fromkeys(values, 1.0))
+    spread = {0: 0.999, 1: 0.95, 2: 0.5}  # Student's interval would end at 1.5
+    rows = [dataclasses.replace(r, value=spread[r.seed]) if r.model == "attention" else r for r in rows]
+    found = computations_2d.over_seeds(rows, "attention", "correlation", "inside")
+    assert found.mean == pytest.approx(math.tanh(statistics.fmean(map(math.atanh, spread.values()))))
+    assert -1 < found.low < 0.5 < found.high < 1
+
+
+def test_the_range_of_a_map_is_printed():
+    rows = rows_of(computations_2d, TINY[computations_2d])
+    figure = computations_2d.plot(rows)[0].draw()
+    drawn = next(r.data for r in rows if (r.model, r.metric) == ("sigma_intention", "map inside, absolute"))
+    title = next(axis.get_title() for axis in figure.axes if axis.get_title().startswith("σIntention"))
+    low, high = (float(word) for word in title.splitlines()[1].split(" to "))
+    assert low == pytest.approx(min(drawn["predicted"]), rel=0.06)
+    assert high == pytest.approx(max(drawn["predicted"]), rel=0.06)
+
+
 def test_order_of_a_power():
     alphas = [10.0**power for power in range(-2, 7)]
     assert computations_2d.order(alphas, [3 / alpha for alpha in alphas]) == pytest.approx(-1)
@@ -391,6 +436,8 @@ def test_verdicts_of_made_up_slowdowns():
     assert text("inverse", "attention", [2.0] * 200)[0] == "holds"
     assert text("inverse", "attention", [2.0] * 150 + [7.0] * 50)[0] == "partly"
     assert text("inverse", "attention", [0.5] * 200)[0] == "does not hold"
+    measures = slowdown.summary("inverse", "attention", [2.0] * 200, [(16, 16)] * 200)
+    assert verdicts(slowdown, [row("inverse", m.metric, m.value) for m in measures])[0] == "partly"  # no intervals
     assert text("intention", "attention", [0.5] * 200)[2] == "holds"
     assert text("intention", "fused", [9.0] * 200)[3] == "does not hold"
 
@@ -507,3 +554,42 @@ def test_verdicts_of_made_up_layers():
     falling = {model: {10.0: 50, 100.0: 40} for model in counts}
     one_seed = [r for r in made_up_layers(falling) if r.seed == 0]
     assert verdicts(layers, one_seed)[4] == "does not hold"
+
+
+def test_one_seed_of_layers_is_never_sure():
+    counts = {"step_l": {1.1: 2, 10.0: 44, 100.0: 460}, "step_l_mu": {1.1: 2, 10.0: 23, 100.0: 230}}
+    one_seed = [r for r in made_up_layers(counts) if r.seed == 0]
+    assert verdicts(layers, one_seed)[1:] == ["partly"] * 4
+    equal = [r for r in made_up_layers(dict.fromkeys(counts, counts["step_l"])) if r.seed == 0]
+    assert verdicts(layers, equal)[2] == "partly"  # nor that 1/L is perfect
+
+
+def test_the_worst_of_all_seeds_counts():
+    rows = made_up_layers({"step_l": {10.0: 44}})
+    for value in (1e-3, None):
+        worse = [dataclasses.replace(r, value=value) if r.metric == "gap left" and r.seed == 0 else r for r in rows]
+        assert verdicts(layers, worse)[3] == "does not hold"
+
+
+def test_steps_are_compared_over_the_same_seeds_from_kappa_2():
+    counts = {"step_l": {1.1: 2, 10.0: 44}, "step_l_mu": {1.1: 2, 10.0: 23}}  # at 1.1 they are the same
+    rows = made_up_layers(counts)
+    claim = layers.claims(rows)[2]
+    assert claim.verdict == "does not hold"
+    assert "κ ≥ 2" in claim.text
+    fewer = [r for r in rows if r.model != "step_l_mu" or r.seed < 2]
+    assert verdicts(layers, fewer)[2] == "not tested at this size"
+
+
+def test_figures_of_layers_hide_nothing():
+    rows = made_up_layers({"chebyshev": {10.0: 8}, "learned": {10.0: 8}, "step_l": {10.0: 44}})
+    learned = {"layers": [6.0, 9.0], "left": [1e-3, 2e-4]}
+    rows.append(row("learned", "layers", None, 30.0, data=learned))
+    rows = [dataclasses.replace(r, data=learned) if r.model == "learned" else r for r in rows]
+    rows.append(row("intention", "layers", 1.0, 10.0, data={"layers": [1.0], "left": [1e-30]}))
+    sizes, gaps = (plot.draw() for plot in layers.plot(rows) if plot.draw is not None)
+    lines = {line.get_label(): line for line in sizes.axes[0].get_lines()}
+    assert lines["learned steps"].get_markerfacecolor() == "none"
+    assert [list(data) for data in lines["learned steps, not reached"].get_data()] == [[30.0], [9.0]]
+    assert gaps.axes[0].get_ylim()[0] == pytest.approx(1e-7)
+    assert [text.get_text() for text in gaps.axes[0].texts] == ["Intention: 1e-30 with one layer"]

@@ -358,11 +358,12 @@ def test_claims_and_figures_from_rows(rows):
         plot.draw().canvas.draw()
 
 
-@pytest.mark.parametrize("kept", [{"mlp"}, {"zero"}, {"neural_process", "affine"}, set()])
+@pytest.mark.parametrize("kept", [{"mlp"}, {"zero"}, {"neural_process", "affine"}, {"sigma_intention", "mlp"}, set()])
 def test_missing_rows_are_not_tested_and_do_not_crash(rows, kept):
-    wanted = [row for row in rows if row.seed == 0 and row.model in kept]
+    wanted = [row for row in rows if row.model in kept]
     some = [row for row in wanted if row.metric in ("mse", "mse during training")]
     assert {claim.verdict for claim in experiment.claims(some)} == {"not tested at this size"}
+    assert {claim.measured for claim in experiment.claims(some)} == {""}
     for plot in experiment.plot(some):
         plot.draw().canvas.draw()
 
@@ -384,11 +385,57 @@ def made_up(errors, dims=2):
     ],
 )
 def test_verdicts_follow_the_numbers(baseline, margin):
-    rows = made_up({"intention": (0.01, 0.011, 0.01), "mlp": baseline, "affine": (0.009, 0.009, 0.009)})
+    others = {"attention": (0.9, 0.8, 0.9), "neural_process": (0.9, 0.8, 0.9), "affine": (0.009, 0.009, 0.009)}
+    rows = made_up({**others, "intention": (0.01, 0.011, 0.01), "mlp": baseline})
     verdicts = [claim.verdict for claim in experiment.claims(rows)]
     assert verdicts[:2] == [margin, "holds"]
     worse = made_up({"intention": (0.03, 0.03, 0.03), "affine": (0.009, 0.009, 0.009)})
     assert experiment.claims(worse)[1].verdict == "does not hold"
+
+
+def test_in_space_affine_least_squares_is_no_measure():
+    errors = {"intention": (0.01, 0.011, 0.01), "affine": (0.009, 0.009, 0.009)}
+    claim = experiment.claims(made_up(errors, dims=3))[1]
+    assert claim.verdict == "not tested at this size"
+    assert "in 3-D: the error of affine least squares from 5 points has no mean" in claim.measured
+    both = [*made_up(errors), *made_up(errors, dims=3)]
+    assert experiment.claims(both)[1].verdict == "partly"
+    more = [dataclasses.replace(row, config={"points": 6}) for row in made_up(errors, dims=3)]
+    assert experiment.claims(more)[1].verdict == "holds"
+    few = [dataclasses.replace(row, config={"points": 4}) for row in made_up(errors)]
+    assert experiment.claims(few)[1].verdict == "not tested at this size"
+
+
+def on_cloud(values, model="intention", most=0.2):
+    about = {"dims": 2, "cloud": "rabbit", "shown": 0.9, "most": most}
+    name = "relative error on the cloud"
+    return [Row("kabsch", "", "quick", {}, model, seed, name, value, data=about) for seed, value in enumerate(values)]
+
+
+@pytest.mark.parametrize(
+    ("medians", "expected"),
+    [
+        ((0.04, 0.05, 0.04), "holds"),  # the pictured map and the 90th percentile are worse than a tenth
+        ((0.04, 0.09, 0.12), "partly"),
+        ((0.04,), "partly"),
+        ((0.2, 0.2, 0.2), "does not hold"),
+        ((0.04, None, 0.04), "does not hold"),
+    ],
+)
+def test_the_cloud_is_judged_by_the_median_of_its_maps(medians, expected):
+    claim = experiment.claims([*on_cloud(medians), *on_cloud((0.03,) * len(medians), "affine", 0.07)])[2]
+    assert claim.verdict == expected
+    assert "median of 100 maps" in claim.text
+    assert "affine least squares 3.0% (90th percentile 7.0%) from the same points" in claim.measured
+    if expected == "holds":
+        assert "Intention 4.3% (90th percentile 20.0%) over 3 seeds" in claim.measured
+    assert experiment.claims(on_cloud((0.03,), "affine"))[2].verdict == "not tested at this size"
+
+
+def test_the_legend_has_the_last_means(rows):
+    (legend,) = experiment.plot(rows)[0].draw().legends
+    last = [row.value for row in rows if (row.model, row.metric, row.x) == ("mlp", "mse during training", 3)]
+    assert f"MLP: {np.exp(np.log(last).mean()):.2g}" in [text.get_text() for text in legend.get_texts()]
 
 
 def test_a_users_cloud_decides_the_dimensions(tmp_path):

@@ -9,7 +9,7 @@ import torch
 from intention import nn as inn
 from intention.lab.experiments import policy as experiment
 from intention.lab.experiments.base import Job, Net
-from intention.lab.experiments.compare import best, by_model, ratio, together, verdict
+from intention.lab.experiments.compare import best, by_margin, by_model, correlation, errors, ratio, together, verdict
 from intention.lab.models import policy as models
 from intention.lab.models import references
 from intention.lab.place import Place
@@ -138,12 +138,17 @@ def test_an_unknown_model_is_named():
         ({"steps": 0}, "steps must be at least 1"),
         ({"mlp": Net((), (7, 3))}, "mlp.decode ends with the place"),
         ({"intention": Net((), (7, 2))}, "intention.embed must have at least one size"),
-        ({"attention": Net((7,), (0, 2))}, "sizes of attention must be positive"),
     ],
 )
 def test_impossible_configs_fail_with_a_reason(change, message):
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(CONFIG, **change)
+
+
+@pytest.mark.parametrize(("sizes", "message"), [(((7,), (0, 2)), "sizes must be positive"), ((), "embed")])
+def test_impossible_sizes_fail_with_a_reason(sizes, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        Net(*sizes)
 
 
 def test_jobs_are_models_rewards_and_seeds():
@@ -215,9 +220,12 @@ def test_claims_and_figures_from_rows(rows):
         plot.draw().canvas.draw()
 
 
-@pytest.mark.parametrize("kept", [{"mlp"}, {"intention"}, {"references"}, {"intention", "zero"}, set()])
+LACKING = [{"mlp"}, {"intention"}, {"references"}, {"intention", "zero"}, {"intention", "zero", "mlp"}, set()]
+
+
+@pytest.mark.parametrize("kept", LACKING)
 def test_missing_rows_are_not_tested_and_do_not_crash(rows, kept):
-    some = [row for row in rows if row.seed == 0 and row.model in kept]
+    some = [row for row in rows if row.model in kept]
     claims = experiment.claims(some)
     assert {claim.verdict for claim in claims[:4]} <= {"not tested at this size"}
     for plot in experiment.plot(some):
@@ -232,32 +240,105 @@ def made_up(errors, reward="squared"):
     ]
 
 
+OWN = (0.01, 0.009, 0.0095)
+NAIVE = {"zero": (1.0, 1.0, 1.0), "mlp": (1.0, 1.02, 0.98), "neural_process": (1.02, 1.0, 0.98)}  # learned nothing
+
+
 @pytest.mark.parametrize(
     ("attention", "only", "better"),
     [
         ((1.01, 0.99, 1.0), "holds", "holds"),  # no better than the mean
         ((0.11, 0.1, 0.09), "does not hold", "holds"),  # improves too, but stays behind
-        ((0.02, 0.005, 0.011), "does not hold", "partly"),  # ahead on average, not surely
+        ((0.03, 0.06, 0.05), "does not hold", "partly"),  # 4 times worse on average, not surely
+        ((0.02, 0.019, 0.021), "does not hold", "partly"),  # behind, not by that much
+        ((0.02, 0.005, 0.011), "does not hold", "does not hold"),  # not surely behind
         ((0.001, 0.0011, 0.001), "does not hold", "does not hold"),
     ],
 )
 def test_verdicts_follow_the_numbers(attention, only, better):
-    rows = made_up({"zero": (1.0, 1.0, 1.0), "intention": (0.01, 0.009, 0.0095), "attention": attention})
-    verdicts = [claim.verdict for claim in experiment.claims(rows)]
-    assert verdicts[:2] == [only, better]
+    rows = made_up({**NAIVE, "intention": OWN, "attention": attention})
+    claims = experiment.claims(rows)
+    assert [claim.verdict for claim in claims[:2]] == [only, better]
+    assert "read as: at most 1/4 of the best one's error" in claims[1].text
+
+
+def test_better_is_judged_for_each_reward():
+    far, near = ({**NAIVE, "intention": OWN, "attention": attention} for attention in ((0.1,) * 3, (0.02,) * 3))
+    assert experiment.claims([*made_up(far), *made_up(far, "gaussian")])[1].verdict == "holds"
+    assert experiment.claims([*made_up(far), *made_up(near, "gaussian")])[1].verdict == "partly"
+
+
+def test_runs_that_are_missing_do_not_help():
+    complete = {**NAIVE, "intention": OWN, "attention": (1.01, 0.99, 1.0)}
+    for model in ("intention", "mlp", "neural_process", "attention"):
+        without = experiment.claims(made_up({name: values for name, values in complete.items() if name != model}))
+        fewer = experiment.claims(made_up({**complete, model: complete[model][:2]}))
+        for claims in (without, fewer):
+            assert [claim.verdict for claim in claims[:2]] == ["not tested at this size"] * 2
+            assert [claim.measured for claim in claims[:2]] == ["", ""]
+
+
+def test_runs_that_are_not_finite_do_not_help():
+    complete = {**NAIVE, "intention": OWN, "attention": (1.01, 0.99, 1.0)}
+    own = experiment.claims(made_up({**complete, "intention": (0.01, None, 0.01)}))
+    assert [claim.verdict for claim in own[:2]] == ["does not hold"] * 2
+    assert "Intention not finite in 1 of 3 runs" in own[1].measured
+    one = experiment.claims(made_up({**complete, "mlp": (None, 1.0, 1.0)}))
+    assert [claim.verdict for claim in one[:2]] == ["not tested at this size", "holds"]  # others are finite
+    improving = experiment.claims(made_up({**complete, "mlp": (None, 1.0, 1.0), "attention": (0.1, 0.1, 0.1)}))
+    assert improving[0].verdict == "does not hold"
+    none = {model: (None, 1.0, 1.0) for model in ("mlp", "neural_process", "attention")}
+    assert experiment.claims(made_up({**complete, **none}))[1].verdict == "not tested at this size"
+
+
+def test_the_best_needs_all_models_with_the_same_seeds():
+    found = {"mlp": {0: 0.2, 1: 0.3}, "attention": {0: math.inf, 1: 0.1}, "maml": {0: 0.1}}
+    assert best(found, ("mlp", "attention")) == {0: 0.2, 1: 0.1}
+    assert best(found, ("mlp", "attention", "maml")) == {}
+    assert best(found, ("mlp", "transformer")) == {}
+    assert best({}, ("mlp",)) == {}
+
+
+def test_a_ratio_needs_the_same_seeds_and_finite_errors():
+    assert ratio({0: 2.0, 1: 8.0}, {0: 1.0, 1: 1.0}).mean == pytest.approx(4)
+    assert ratio({0: 2.0, 1: 8.0}, {0: 1.0}) is None
+    assert ratio({0: 2.0}, {0: 1.0, 1: 1.0}) is None
+    assert ratio({}, {}) is None
+    assert ratio({0: math.inf, 1: 8.0}, {0: 1.0, 1: 1.0}) is None  # nothing to compare with
+    assert verdict(ratio({0: 2.0, 1: 8.0}, {0: math.inf, 1: 1.0}), 1) == "does not hold"
+    assert verdict(ratio({0: math.inf, 1: 8.0}, {0: math.inf, 1: 1.0}), 1) == "does not hold"
 
 
 def test_a_diverged_run_is_infinitely_bad():
-    rows = made_up({"intention": (0.1, None), "mlp": (0.2, 0.3), "attention": (None, 0.1)})
-    found = by_model(rows)
+    found = by_model(made_up({"intention": (0.1, None), "mlp": (0.2, 0.3)}))
     assert found["intention"] == {0: 0.1, 1: math.inf}
-    assert best(found, ("mlp", "attention")) == {0: 0.2, 1: 0.1}
-    assert verdict(ratio(best(found, ("mlp", "attention")), found["intention"]), 1) == "does not hold"
+    assert errors(found, ("intention", "mlp")) == "Intention not finite in 1 of 2 runs, MLP 0.245 [0.019, 3.2]"
 
 
 def test_verdicts_of_several_cases():
+    untested = "not tested at this size"
     assert together(["holds", "holds"]) == "holds"
     assert together(["holds", "does not hold"]) == "partly"
-    assert together(["not tested at this size", "holds"]) == "holds"
-    assert together([]) == "not tested at this size"
+    assert together([untested, "holds"]) == "partly"
+    assert together([untested, "partly"]) == "partly"
+    assert together([untested, "does not hold"]) == "does not hold"
+    assert together([untested, untested]) == together([]) == untested
     assert verdict(estimate_log([2.0]), 1) == "partly"  # one seed has no interval
+    assert by_margin(estimate_log([2.0, 2.1, 2.0]), 4) == "partly"
+    assert by_margin(estimate_log([2.0]), 4) == "does not hold"  # nor is it surely ahead
+
+
+def test_intervals_of_correlations_stay_inside():
+    found = correlation([0.999, 0.99, 0.5])
+    assert -1 < found.low < found.mean < found.high < 1
+    assert found.mean == pytest.approx(math.tanh((math.atanh(0.999) + math.atanh(0.99) + math.atanh(0.5)) / 3))
+    assert correlation([1.0, 1.0, -1.0]).low > -1.0000001
+    assert correlation([1.0, 1.0]).mean == pytest.approx(1)
+    assert math.isnan(correlation([0.9, None]).mean)
+
+
+def test_labels_of_a_short_axis_do_not_overlap():
+    plots = experiment.plot(made_up({"intention": (0.5, 0.6, 0.7), "mlp": (0.8, 0.7, 0.7)}))
+    figure = plots[0].draw()
+    figure.canvas.draw()
+    assert {text.get_text() for text in figure.axes[0].get_xticklabels(minor=True)} <= {""}

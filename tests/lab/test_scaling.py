@@ -261,13 +261,15 @@ def verdicts(found: list[Row]) -> list[str]:
 
 
 BASELINES = scaling.BASELINES
+UNTESTED = "not tested at this size"
 
 
 def test_sizes_that_double_with_each_dimension_are_exponential() -> None:
     found = rows({model: curve(lambda d: 2**d) for model in BASELINES})
     claim = scaling.claims(found)[0]
     assert claim.verdict == "holds"
-    assert "× 2 [2, 2] per dimension" in claim.measured
+    assert "× 2 (all 3 seeds agree) per dimension" in claim.measured
+    assert verdicts([row for row in found if row.seed < 2])[0] == UNTESTED  # two that agree are not enough
 
 
 @pytest.mark.parametrize(
@@ -284,13 +286,20 @@ def test_sizes_that_grow_otherwise_are_partly(size: Callable[[int], int | None],
 
 def test_exponential_needs_seeds_that_agree() -> None:
     unsure = {d: [2**d, 2**d, 2 ** (7 - d)] for d in (2, 3, 4, 5)}
-    assert verdicts(rows(dict.fromkeys(BASELINES, unsure)))[0] == "partly"
+    assert verdicts(rows(dict.fromkeys(BASELINES, unsure)))[0] == "does not hold"
+    steep = {2: [32, 8, 32], 4: [None] * 3}  # all grow, by lower bounds that are too far apart for an interval
+    assert verdicts(rows(dict.fromkeys(BASELINES, steep)))[0] == UNTESTED
 
 
 def test_exponential_needs_all_three_baselines() -> None:
-    assert verdicts(rows({model: curve(lambda d: 2**d) for model in BASELINES[:2]}))[0] == "partly"
-    mixed = {model: curve(lambda d: 2**d) for model in BASELINES[:2]} | {BASELINES[2]: curve(lambda d: 8)}
-    assert verdicts(rows(mixed))[0] == "partly"
+    growing = {model: curve(lambda d: 2**d) for model in BASELINES[:2]}
+    assert verdicts(rows(growing))[0] == UNTESTED
+    assert (
+        verdicts(rows({"mlp": curve(lambda d: 2**d)})) == verdicts(rows({"mlp": curve(lambda d: 8)})) == [UNTESTED] * 3
+    )
+    assert verdicts(rows(growing | {BASELINES[2]: {2: [None] * 3, 3: [None] * 3}}))[0] == UNTESTED  # nothing to fit
+    assert verdicts(rows(growing | {BASELINES[2]: {2: [4] * 3, 3: [8] * 2}}))[0] == UNTESTED  # a seed is missing
+    assert verdicts(rows(growing | {BASELINES[2]: curve(lambda d: 8)}))[0] == "does not hold"
     assert verdicts(rows({model: curve(lambda d: 8) for model in BASELINES}))[0] == "does not hold"
 
 
@@ -308,7 +317,7 @@ def test_smaller_than_the_baselines_is_judged_per_dimension_and_by_seed() -> Non
     baselines = {model: {2: [16, 16, 32], 4: [None] * 3} for model in BASELINES}
     claim = scaling.claims(rows(baselines | {"intention": {2: [4, 4, 8], 4: [8, 8, 16]}}))[1]
     assert claim.verdict == "holds"
-    assert "d = 2: 4 (4 to 8), the best baseline 16 (16 to 32), × 4 [4, 4]" in claim.measured
+    assert "d = 2: 4 (4 to 8), the best baseline 16 (16 to 32), × 4 (all 3 seeds agree)" in claim.measured
     assert "the best baseline ≥ 64, × ≥ 6.35" in claim.measured
     sometimes = scaling.claims(rows(baselines | {"intention": {2: [4, 4, 8], 4: [None] * 3}}))[1]
     assert sometimes.verdict == "partly"
@@ -318,6 +327,20 @@ def test_smaller_than_the_baselines_is_judged_per_dimension_and_by_seed() -> Non
     assert scaling.claims(ended_early)[1].verdict == "does not hold"  # its size is not known
     one = scaling.claims(rows({model: {2: [16]} for model in BASELINES} | {"intention": {2: [4]}}))[1]
     assert one.verdict == "partly"  # with one seed there is no interval
+    two = scaling.claims(rows({model: {2: [16] * 2} for model in BASELINES} | {"intention": {2: [4] * 2}}))[1]
+    assert two.verdict == "partly"  # two that agree are not enough
+
+
+def test_smaller_needs_all_baselines_and_seeds() -> None:
+    complete: dict[str, dict[int, list[int | None]]] = {model: {2: [16] * 5, 4: [32] * 5} for model in BASELINES}
+    complete["intention"] = {2: [4] * 5, 4: [4] * 5}
+    assert verdicts(rows(complete))[1] == "holds"
+    assert verdicts(rows({name: complete[name] for name in ("intention", "mlp")}))[1] == UNTESTED
+    assert verdicts(rows(complete | {"intention": {2: [4] * 3, 4: [4] * 3}}))[1] == UNTESTED
+    claim = scaling.claims(rows(complete | {"mlp": {2: [16] * 5, 4: [32] * 4}}))[1]
+    assert claim.verdict == "partly"  # in two dimensions
+    assert "d = 4: not the same seeds of all" in claim.measured
+    assert verdicts(rows(complete | {"intention": {2: [4] * 5}}))[1] == "partly"
 
 
 def test_in_words_shows_median_and_range() -> None:

@@ -239,7 +239,7 @@ def test_a_checkpoint_of_which_a_part_is_missing_is_refused(tmp_path: Path, left
     kept = {name: tensor for name, tensor in tensors.items() if not name.startswith(left_out)}
     about["digest"] = checkpoint._digest(kept)
     save_file(kept, tmp_path / checkpoint.NAME, {"about": json.dumps(about)})
-    with pytest.raises(LabError, match=r"does not fit this model.*--fresh"):
+    with pytest.raises(LabError, match=r"(?s)does not fit this model.*--fresh"):
         go(tmp_path)
 
 

@@ -75,7 +75,7 @@ def plan(
 
 def expected_seconds(experiment: Experiment, preset: str) -> float | None:
     """What an experiment says its preset takes on one core, all runs together; None if it does not say."""
-    return getattr(experiment, "SECONDS", {}).get(preset)
+    return experiment.SECONDS.get(preset)
 
 
 def perform(task: Task, place: Place) -> list[Row]:

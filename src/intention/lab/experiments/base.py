@@ -144,6 +144,7 @@ class Experiment(Protocol):
     PLACE: str  # the paper's figures, tables and sections
     READING: str  # Markdown: how the paper's gaps are read, what is published that it leaves out
     EXCLUSIVE: bool  # times things: nothing else runs meanwhile
+    SECONDS: Mapping[str, float]  # what a preset takes on one core, where it was measured
     PRESETS: Mapping[str, Any]
     Config: type
 

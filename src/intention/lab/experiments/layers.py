@@ -39,6 +39,7 @@ READING = """
 - The same step sizes serve all problems of a κ. Float64, no α.
 """
 EXCLUSIVE = False
+SECONDS = {"quick": 30}  # on one core, all runs
 
 MODELS = ("step_l", "step_l_mu", "chebyshev", "learned", "intention")
 TENTH = 0.1

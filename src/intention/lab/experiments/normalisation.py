@@ -34,6 +34,7 @@ READING = """
 - Nothing is trained; `standard` and `paper` only draw more.
 """
 EXCLUSIVE = False
+SECONDS = {"quick": 6}  # on one core, all runs
 
 MODELS = ("unscaled", "scaled", "regularised", "variance")
 FAR = 8  # |d - N| from which the mean over draws is compared with the exact value

@@ -34,6 +34,7 @@ READING = """
 - The interval of a median is that of its order statistics over repetitions. All of it depends on the machine.
 """
 EXCLUSIVE = True
+SECONDS = {"quick": 25, "standard": 25}  # on one core, all runs
 
 Code = Callable[[Tensor, Tensor, Tensor], Any]
 BINS = 48  # of the histogram, from 1/16 to 64 in equal ratios
