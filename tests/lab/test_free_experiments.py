@@ -242,8 +242,8 @@ def made_up(inside: dict, outside: dict, slopes: dict) -> list[Row]:
 
 
 def test_verdicts_of_made_up_correlations():
-    good = {"intention": 0.99999, "sigma_intention": 0.999, "attention": 0.7, "linear_attention": 0.7}
-    bad = {"intention": 0.99999, "sigma_intention": 0.9, "attention": 0.6, "linear_attention": 0.6}
+    good = {"intention": 0.99998, "sigma_intention": 0.999, "attention": 0.7, "linear_attention": 0.7}
+    bad = {"intention": 0.99998, "sigma_intention": 0.9, "attention": 0.6, "linear_attention": 0.6}
     slopes = {"intention": 1.0, "sigma_intention": 0.02, "attention": 1.0, "linear_attention": 50.0}
     text = verdicts(computations_2d, made_up(good, bad, slopes))
     assert text[:4] == ["holds", "partly", "holds", "holds"]
@@ -256,8 +256,8 @@ def test_verdicts_of_made_up_correlations():
 
 
 def test_one_draw_is_never_sure():
-    good = {"intention": 0.99999, "sigma_intention": 0.999, "attention": 0.7, "linear_attention": 0.7}
-    bad = {"intention": 0.99999, "sigma_intention": 0.9, "attention": 0.6, "linear_attention": 0.6}
+    good = {"intention": 0.99998, "sigma_intention": 0.999, "attention": 0.7, "linear_attention": 0.7}
+    bad = {"intention": 0.99998, "sigma_intention": 0.9, "attention": 0.6, "linear_attention": 0.6}
     rows = made_up(good, bad, dict.fromkeys(good, 1.0))
     assert verdicts(computations_2d, rows)[:4] == ["holds"] * 4
     assert verdicts(computations_2d, [r for r in rows if r.seed == 0])[:4] == ["partly"] * 4
@@ -266,7 +266,7 @@ def test_one_draw_is_never_sure():
 
 
 def test_a_draw_that_is_not_finite_is_not_left_out():
-    good = {"intention": 0.99999, "sigma_intention": 0.999, "attention": 0.7, "linear_attention": 0.7}
+    good = {"intention": 0.99998, "sigma_intention": 0.999, "attention": 0.7, "linear_attention": 0.7}
     rows = made_up(good, good, dict.fromkeys(good, 1.0))
 
     def broken(model: str) -> list[str]:

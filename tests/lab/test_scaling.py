@@ -129,7 +129,7 @@ def test_an_unknown_model_is_named() -> None:
         ({"evaluation_tasks": 1}, "evaluation_tasks must be at least 2"),
         ({"attention": Layers(0, 1)}, "attention.embed must be at least 1"),
         ({"steps": 0}, "steps must be at least 1"),
-        ({"learning_rate": 0.0}, "learning_rate > 0"),
+        ({"learning_rate": 0.0}, "learning_rate must be > 0"),
     ],
 )
 def test_impossible_values_fail_before_any_work(changes: dict[str, Any], message: str) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from intention.lab.experiments.base import Job, Measure, chooses
 
-TITLE, PLACE, READING, EXCLUSIVE = "A clock", "nowhere", "As it is.", True
+TITLE, PLACE, READING, EXCLUSIVE, SECONDS = "A clock", "nowhere", "As it is.", True, {}
 
 
 @dataclass(frozen=True)

@@ -99,10 +99,10 @@ def errors(found: Found, models: Sequence[str]) -> str:
 def correlation(values: Sequence[float | None]) -> Estimate:
     """Mean and interval of correlations by Fisher's z, so that they lie within -1 and 1.
 
-    >>> print(correlation([0.9, 0.99, 0.999]))
-    0.99 [0.49, 1]
+    >>> print(correlation([0.9, 0.99, 0.97, 0.98]))
+    0.972 [0.87, 0.99]
     """
-    # z = artanh(r) has about the same spread wherever r is; 1 itself, to rounding, is taken for the last float before
-    nearly = 1 - 2.0**-53
+    # z = artanh(r) has about the same spread wherever r is, but 1 itself has none: what is 1 to rounding is cut
+    nearly = 1 - 1e-12
     inside = estimate([None if r is None else math.atanh(max(-nearly, min(nearly, r))) for r in values])
     return Estimate(math.tanh(inside.mean), math.tanh(inside.low), math.tanh(inside.high), inside.count)

@@ -58,9 +58,10 @@ def draw_gaps(curves: Mapping[str, Mapping[str, Sequence[float]]]) -> Any:
         if model not in curves:
             continue
         layers, left, colour = curves[model]["layers"], curves[model]["left"], LINE_COLOURS[model]
-        if max(left) < LOWEST:  # Intention: one layer
+        if max(left) < LOWEST:
             axis.plot(layers[:1], [3 * LOWEST], "v", color=colour, label=name, markersize=8)
-            text, at = f"{name}: {left[0]:.0e} with one layer", (layers[0], 3 * LOWEST)
+            count = "one layer" if layers[0] == 1 else f"{layers[0]:g} layers"
+            text, at = f"{name}: {left[0]:.0e} with {count}", (layers[0], 3 * LOWEST)
             axis.annotate(text, at, (9, 0), textcoords="offset points", va="center", fontsize=8)
             continue
         ring: dict[str, Any] = RING if model == "learned" else {"markersize": 4}
