@@ -68,7 +68,7 @@ def test_a_run_that_always_kills_its_worker_fails_alone(call, tmp_path, monkeypa
 
 
 def test_ctrl_c_in_a_sweep_saves_and_the_same_command_goes_on(call, tmp_path):
-    args = ["sweep", "toy", "--out", "here", "--seeds", "3", "--steps", "60", "--wait", "0.05", "--jobs", "2"]
+    args = ["sweep", "toy", "--out", "here", "--seeds", "3", "--steps", "60", "--wait", "0.5", "--jobs", "2"]
     process = start(*args, "--log", tmp_path, cwd=tmp_path)
     wait_for(lambda: {"line0", "line1"} <= set(lines(tmp_path / "stepped")))
     process.send_signal(signal.SIGINT)
