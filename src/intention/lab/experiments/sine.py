@@ -44,8 +44,8 @@ READING = """
   thousand, MAML 50 thousand.
 - The learning rates of `quick` and `standard` were searched with 1500 steps, 200 queries and one seed that is not
   published. `quick` trains on a grid of 100.
-- MAML's best rate of the search, 10⁻², is not kept for `standard`: with 6000 steps the loss of one of three seeds was not
-  finite. It has the second best, 3·10⁻³.
+- MAML's best rate of the search, 10⁻², is not kept for `standard`: with 6000 steps the loss of one of three seeds was
+  not finite. It has the second best, 3·10⁻³.
 - The rate decays along a cosine and gradients are clipped at norm 1, which the paper does not mention.
 """
 
@@ -128,7 +128,14 @@ STANDARD = replace(  # rates: searched
     neural_process=Net((256, 256, 16), (256, 256, 256, 1), learning_rate=1e-2),
     maml=MamlNet(learning_rate=3e-3),  # the second best: see READING
 )
-QUICK = replace(STANDARD, steps=1000, queries=100, evaluation_tasks=200, evaluation_points=(1, 2, 5, 10, 20, 50, 100))
+QUICK = replace(
+    STANDARD,
+    steps=1000,
+    queries=100,
+    evaluation_tasks=200,
+    evaluation_points=(1, 2, 5, 10, 20, 50, 100),
+    maml=MamlNet(learning_rate=1e-2),
+)
 PRESETS = {"quick": QUICK, "standard": STANDARD, "paper": PAPER}
 
 
