@@ -15,7 +15,7 @@ from torch.testing import assert_close
 
 from intention import functional as F
 from intention import nn as inn
-from intention.lab.experiments import base, computations_2d, layers, normalisation, slowdown
+from intention.lab.experiments import base, computations_2d, computations_2d_claims, layers, normalisation, slowdown
 from intention.lab.experiments.base import Job
 from intention.lab.models import descent
 from intention.lab.place import Place
@@ -285,7 +285,7 @@ def test_intervals_of_correlations_are_fishers():
     rows = made_up(values, values, dict.fromkeys(values, 1.0))
     spread = {0: 0.999, 1: 0.95, 2: 0.5}  # Student's interval would end at 1.5
     rows = [dataclasses.replace(r, value=spread[r.seed]) if r.model == "attention" else r for r in rows]
-    found = computations_2d.over_seeds(rows, "attention", "correlation", "inside")
+    found = computations_2d_claims.over_seeds(rows, "attention", "correlation", "inside")
     assert found.mean == pytest.approx(math.tanh(statistics.fmean(map(math.atanh, spread.values()))))
     assert -1 < found.low < 0.5 < found.high < 1
 
@@ -302,8 +302,8 @@ def test_the_range_of_a_map_is_printed():
 
 def test_order_of_a_power():
     alphas = [10.0**power for power in range(-2, 7)]
-    assert computations_2d.order(alphas, [3 / alpha for alpha in alphas]) == pytest.approx(-1)
-    assert computations_2d.order(alphas[:3], [1.0, 1.0, 1.0]) is None
+    assert computations_2d_claims.order(alphas, [3 / alpha for alpha in alphas]) == pytest.approx(-1)
+    assert computations_2d_claims.order(alphas[:3], [1.0, 1.0, 1.0]) is None
     flat = [row("intention", "distance to linear attention, absolute", 1.0, data={"alpha": alphas, "error": [1.0] * 9})]
     assert verdicts(computations_2d, flat)[4] == "does not hold"
 
