@@ -35,7 +35,7 @@ READING = """
 - The same step sizes serve all problems of a κ. Float64, no α.
 """
 EXCLUSIVE = False
-SECONDS = {"quick": 30}  # on one core, all runs
+SECONDS = {"quick": 30, "standard": 700}  # on one core, all runs
 
 TENTH = 0.1
 

@@ -34,7 +34,7 @@ READING = """
 - Nothing is trained; `standard` and `paper` only draw more.
 """
 EXCLUSIVE = False
-SECONDS = {"quick": 6}  # on one core, all runs
+SECONDS = {"quick": 6, "standard": 35}  # on one core, all runs
 
 MODELS = ("unscaled", "scaled", "regularised", "variance")
 FAR = 8  # |d - N| from which the mean over draws is compared with the exact value
