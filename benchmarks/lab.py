@@ -97,6 +97,8 @@ def sampler(name: str, steps: int) -> list[dict[str, Any]]:
                 spent["sampler"] += time.perf_counter() - start
                 return episode
 
+            if state.step == 10:  # the first steps warm up
+                spent.update(sampler=0.0, step=0.0)
             start = time.perf_counter()
             value = plain(wrapped, state, clocked, loss, plan)
             spent["step"] += time.perf_counter() - start
