@@ -8,6 +8,7 @@ import pytest
 
 from intention.lab import search
 from intention.lab.experiments import find
+from intention.lab.report.search import read_search, searches
 from intention.lab.results import Row
 
 SEARCHED = ("sine", "policy", "kabsch")
@@ -80,3 +81,11 @@ def test_the_presets_are_what_was_found(name: str) -> None:
                 rows = [row for row in rows if row is not best]
                 best = min(rows, key=lambda row: float("inf") if row.value is None else row.value)
             assert rate == best.data["options"]["learning_rate"], (model, preset)  # type: ignore[index]
+
+
+def test_the_report_shows_one_grid_for_all() -> None:
+    for found in searches(read_search(search.FOLDER)):
+        assert found.budget == f"All models got the same grid of {len(search.LEARNING_RATES)} options."
+        assert sum(chosen == "chosen" for *_, chosen in found.rows) == len(
+            find(found.experiment).PRESETS["quick"].models
+        )

@@ -25,7 +25,7 @@ def first() -> bool:
 
 def join() -> None:
     if count() > 1 and not dist.is_initialized():
-        dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+        dist.init_process_group("gloo")  # models and tasks are on the CPU
 
 
 def leave() -> None:
