@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from intention.lab.experiments.base import Job, Measure, Net, Place, chooses, require
+from intention.lab.experiments.episodes import check_net, loss, numbers, over_tasks, predict_in_parts, task_errors
 from intention.lab.experiments.kabsch_claims import ON_CLOUD, claims  # noqa: F401 - an experiment offers it
 from intention.lab.experiments.kabsch_figures import plot  # noqa: F401
-from intention.lab.experiments.policy import check_net, loss, numbers, over_tasks, predict_in_parts, task_errors
 from intention.lab.files import LabError
 from intention.lab.models import references
 from intention.lab.models.kabsch import MODELS, build

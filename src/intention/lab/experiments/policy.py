@@ -9,9 +9,10 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from intention.lab.experiments.base import Job, Measure, Net, Place, chooses, require
+from intention.lab.experiments.episodes import check_net, loss, numbers, over_tasks, predict_in_parts, task_errors
 from intention.lab.experiments.policy_claims import claims  # noqa: F401 - an experiment offers it
 from intention.lab.experiments.policy_figures import REWARDS, plot  # noqa: F401
 from intention.lab.models import references
@@ -101,12 +102,6 @@ class Config:
         return Plan(self.steps, self.batch, rate, self.schedule, clip=self.clip, evaluate_every=every)
 
 
-def check_net(model: str, net: Net) -> None:
-    """Sizes with which a model can be built."""
-    require(len(net.decode) > 0, f"{model}.decode must end with the size of the answer, got nothing")
-    require(model == "mlp" or len(net.embed) > 0, f"{model}.embed must have at least one size, got nothing")
-
-
 PAPER = Config()
 STANDARD = replace(
     PAPER,
@@ -154,27 +149,6 @@ def run(job: Job, place: Place) -> Iterator[Measure]:
     yield Measure("examples", None, data={"reward": reward, **_examples(held_out, predicted, config.width)})
 
 
-def loss(model: nn.Module, episode: Episode) -> Tensor:
-    return (model(episode.query, episode.key, episode.value) - episode.target).square().mean()
-
-
-@torch.no_grad()
-def predict_in_parts(model: nn.Module, episode: Episode, size: int = 500) -> Tensor:
-    """The predictions of many tasks without much memory."""
-    parts = zip(*(x.split(size) for x in episode[:3]), strict=True)
-    return torch.cat([model(*part) for part in parts])
-
-
-def task_errors(predicted: Tensor, episode: Episode) -> Tensor:
-    return (predicted - episode.target).square().mean((-2, -1))  # one per task
-
-
-def over_tasks(metric: str, errors: Tensor, data: dict[str, Any], model: str | None = None) -> Measure:
-    """The mean over tasks and its 95% interval."""
-    mean, half = float(errors.mean()), 1.96 * float(errors.std()) / len(errors) ** 0.5
-    return Measure(metric, mean, None, (mean - half, mean + half), data, model)
-
-
 def _examples(episode: Episode, predicted: Tensor, width: float) -> dict[str, Any]:
     """The first tasks, for the picture."""
     return {
@@ -183,8 +157,3 @@ def _examples(episode: Episode, predicted: Tensor, width: float) -> dict[str, An
         "predicted": numbers(predicted[:EXAMPLES, 0]),
         "width": width,
     }
-
-
-def numbers(x: Tensor) -> Any:
-    """Nested lists with 4 digits after the point."""
-    return [numbers(row) for row in x] if x.dim() > 1 else [round(float(number), 4) for number in x]

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from intention import functional as F
 from intention.lab.experiments.base import Job, Measure, Net, Place, chooses, require
+from intention.lab.experiments.episodes import loss
 from intention.lab.experiments.sine_figures import LINE, SMALL, TRAINED, claims, plot
 from intention.lab.models import regression
 from intention.lab.models.maml import Maml
@@ -169,10 +170,6 @@ def build(config: Config, model: str) -> nn.Module:
         return regression.LinearAttention(1, net.embed)
     make = regression.intention if model == "intention" else regression.sigma_intention
     return make(1, net.embed, config.alpha)
-
-
-def loss(model: nn.Module, episode: Episode) -> Tensor:
-    return (model(episode.query, episode.key, episode.value) - episode.target).square().mean()
 
 
 def _sample(config: Config, batch: int, generator: torch.Generator) -> Episode:

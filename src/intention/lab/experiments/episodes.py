@@ -1,0 +1,43 @@
+"""What experiments on episodes share: the loss, predictions and errors of held-out tasks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from intention.lab.experiments.base import Measure, Net, require
+from intention.lab.tasks import Episode
+
+
+def check_net(model: str, net: Net) -> None:
+    """Sizes with which a model can be built."""
+    require(len(net.decode) > 0, f"{model}.decode must end with the size of the answer, got nothing")
+    require(model == "mlp" or len(net.embed) > 0, f"{model}.embed must have at least one size, got nothing")
+
+
+def loss(model: nn.Module, episode: Episode) -> Tensor:
+    return (model(episode.query, episode.key, episode.value) - episode.target).square().mean()
+
+
+@torch.no_grad()
+def predict_in_parts(model: nn.Module, episode: Episode, size: int = 500) -> Tensor:
+    """The predictions of many tasks without much memory."""
+    parts = zip(*(x.split(size) for x in episode[:3]), strict=True)
+    return torch.cat([model(*part) for part in parts])
+
+
+def task_errors(predicted: Tensor, episode: Episode) -> Tensor:
+    return (predicted - episode.target).square().mean((-2, -1))  # one per task
+
+
+def over_tasks(metric: str, errors: Tensor, data: dict[str, Any], model: str | None = None) -> Measure:
+    """The mean over tasks and its 95% interval."""
+    mean, half = float(errors.mean()), 1.96 * float(errors.std()) / len(errors) ** 0.5
+    return Measure(metric, mean, None, (mean - half, mean + half), data, model)
+
+
+def numbers(x: Tensor) -> Any:
+    """Nested lists with 4 digits after the point."""
+    return [numbers(row) for row in x] if x.dim() > 1 else [round(float(number), 4) for number in x]
