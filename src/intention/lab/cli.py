@@ -1,4 +1,4 @@
-"""`intention ...`: list, run, sweep, reproduce, report."""
+"""`intention ...`: list, run, sweep, reproduce, report, data, embed."""
 
 from __future__ import annotations
 
@@ -19,10 +19,13 @@ The experiments of the paper.
   intention run NAME             one experiment, in this process
   intention sweep NAME           one experiment, over processes or a cluster
   intention report DIR           the report again, from the rows of a folder
+  intention data list            data sets: list, fetch NAME, info NAME_OR_PATH
+  intention embed DATA           features of images, once
 
 `intention COMMAND --help` and `intention run NAME --help` show the flags. Version {__version__}.
 """
 EXTRA = {"jinja2", "joblib", "markupsafe", "matplotlib", "numpy", "rich", "safetensors", "tensorboard", "tyro"}
+EXTRA |= {"PIL", "pooch", "requests"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -59,7 +62,7 @@ def _dispatch(args: list[str]) -> int:
     if args[0] == "--version":
         print(f"intention {__version__}")
         return 0
-    from intention.lab import commands
+    from intention.lab import commands, data_commands
     from intention.lab.options import Usage
 
     known: dict[str, Callable[[list[str]], int]] = {
@@ -68,6 +71,8 @@ def _dispatch(args: list[str]) -> int:
         "sweep": commands.sweep,
         "reproduce": commands.reproduce,
         "report": commands.report,
+        "data": data_commands.show,
+        "embed": data_commands.embed,
     }
     try:
         if args[0] not in known:
