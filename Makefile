@@ -13,7 +13,7 @@ $(STAMP): pyproject.toml requirements-dev.txt constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements-dev.txt
 	touch $@
 
-# All experiments of the paper that need no data, quick preset: minutes; ends with the path of the report.
+# All experiments of the paper, quick preset, on built-in data where INTENTION_DATA has no real ones: minutes.
 reproduce: $(STAMP)
 	$(BIN)/intention reproduce --preset quick --out results/quick
 
@@ -38,6 +38,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/context.py
 	$(BIN)/python benchmarks/modules.py
 	$(BIN)/python benchmarks/lab.py
+	$(BIN)/python benchmarks/images.py
 
 fuzz: $(STAMP)
 	$(BIN)/python tests/fuzzing.py --count 5000

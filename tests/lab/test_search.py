@@ -11,7 +11,7 @@ from intention.lab.experiments import find
 from intention.lab.report.search import read_search, searches
 from intention.lab.results import Row
 
-SEARCHED = ("sine", "policy", "kabsch")
+SEARCHED = ("sine", "pixels", "policy", "kabsch")
 
 
 @pytest.mark.parametrize("name", SEARCHED)
@@ -27,8 +27,8 @@ def test_every_model_gets_the_same_grid(name: str) -> None:
     assert all(grid == first for grid in grids.values())
     assert {job.seed for job in jobs} == {search.SEED}
     assert search.SEED not in range(config.seeds)
-    same = {replace(job.config, **{m: getattr(config, m) for m in config.models}, seeds=config.seeds) for job in jobs}
-    assert same == {config}  # nothing else is changed
+    kept = {name: getattr(config, name) for name in (*config.models, "seeds", "data") if hasattr(config, name)}
+    assert {replace(job.config, **kept) for job in jobs} == {config}  # nothing else is changed; jobs name their data
 
 
 def test_experiments_without_rates_of_their_own_are_refused() -> None:

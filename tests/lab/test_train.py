@@ -121,6 +121,7 @@ def test_gradients_are_clipped(clip: float, monkeypatch: pytest.MonkeyPatch) -> 
     [
         *({"steps": 0}, {"batch": 0}, {"learning_rate": 0.0}, {"clip": -1.0}, {"schedule": "linear"}, {"warmup": -1}),
         *({"learning_rate": float("inf")}, {"learning_rate": float("nan")}, {"clip": float("nan")}),
+        *({"optimiser": "lion"}, {"weight_decay": -0.1}, {"weight_decay": float("nan")}),
     ],
 )
 def test_impossible_plans_are_refused(options: dict[str, object]) -> None:
@@ -137,6 +138,108 @@ def test_a_loss_that_is_not_finite_stops_with_step_and_settings() -> None:
 
     with pytest.raises(Diverged, match=r"the loss is inf at step \d+ of Plan\(steps=500.*learning_rate=0.01"):
         train(model, sample, burst, replace(PLAN, steps=500), seed=1, place=Place())
+
+
+def test_sgd_adds_the_weight_decay_before_the_momentum() -> None:
+    plan = Plan(5, 6, 0.03, "decay", decay_period=2, clip=0, optimiser="sgd", weight_decay=0.2)
+    ours, theirs = build(0.0), build(0.0)
+    train(ours, sample, loss, plan, seed=1, place=Place())
+    generator = torch.Generator().manual_seed(2_000_001)
+    weights_of = list(theirs.parameters())
+    speeds = [torch.zeros_like(weight) for weight in weights_of]
+    for step in range(5):
+        slopes = torch.autograd.grad(loss(theirs, sample(6, generator)), weights_of)
+        for weight, speed, slope in zip(weights_of, speeds, slopes, strict=True):
+            speed.mul_(0.9).add_(slope + 0.2 * weight.detach())
+            weight.data -= plan.rate(step) * speed
+    for one, two in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(one, two, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("decay", "left"), [(0.0, 1.0), (0.5, (1 - 0.1 * 0.5) ** 3)])
+def test_adam_decays_weights_beside_the_gradient(decay: float, left: float) -> None:
+    """Without a gradient a decoupled decay takes the same share of every weight, large or small."""
+    model, before = build(), build()
+    plan = Plan(3, 2, 0.1, "constant", weight_decay=decay)
+    train(model, sample, lambda model, episode: 0 * loss(model, episode), plan, seed=1, place=Place())
+    for one, two in zip(model.parameters(), before.parameters(), strict=True):
+        torch.testing.assert_close(one, left * two)
+
+
+class Killed(Exception):
+    pass
+
+
+def keeping(folder: Path | None, plan: Plan, best: float, kill: int = -1) -> tuple[nn.Module, list[dict[str, float]]]:
+    """The score is largest where the error is `best`. A run that is killed has no time to save anything."""
+
+    def look(model: nn.Module) -> dict[str, float]:
+        error = evaluate(model)["mse"]
+        return {"mse": error, "score": -abs(error - best)}
+
+    def tell(step: int, steps: int, values: object) -> None:
+        if step == kill:
+            raise Killed
+
+    model = build()
+    torch.manual_seed(5)
+    place = Place(folder, save_every=0.0, tell=tell)
+    return model, train(model, sample, loss, plan, seed=1, place=place, evaluate=look)
+
+
+@pytest.mark.parametrize("options", [{}, {"optimiser": "sgd", "weight_decay": 0.01}])
+def test_the_best_weights_are_kept_also_by_a_killed_run(tmp_path: Path, options: dict[str, object]) -> None:
+    plan = replace(PLAN, **options)  # type: ignore[arg-type]
+    last, plain = keeping(None, plan, 0.0)
+    best = plain[2]["mse"]
+    assert [entry["step"] for entry in plain] == [0, 7, 14, 21, 23]
+    kept = replace(plan, keep="score")
+    model, history = keeping(tmp_path / "whole", kept, best)
+    assert [entry["mse"] for entry in history] == [entry["mse"] for entry in plain]
+    with torch.no_grad():
+        assert evaluate(model.eval())["mse"] == pytest.approx(best, rel=1e-5)  # those of step 14
+    assert not torch.equal(weights(model)[0], weights(last)[0])
+    for kill in (10, 18):  # before and after the best
+        folder = tmp_path / str(kill)
+        with pytest.raises(Killed):
+            keeping(folder, kept, best, kill)
+        again, same = keeping(folder, kept, best)
+        assert same == history
+        assert all(torch.equal(a, b) for a, b in zip(weights(model), weights(again), strict=True))
+        assert (folder / checkpoint.NAME).read_bytes() == (tmp_path / "whole" / checkpoint.NAME).read_bytes()
+    finished, _ = keeping(tmp_path / "whole", kept, best)
+    assert all(torch.equal(a, b) for a, b in zip(weights(model), weights(finished), strict=True))
+
+
+def test_of_equal_evaluations_the_last_is_kept() -> None:
+    def level(model: nn.Module) -> dict[str, float]:
+        return {"score": 1.0}
+
+    one, two = build(0.0), build(0.0)
+    train(one, sample, loss, replace(PLAN, keep="score"), seed=1, place=Place(), evaluate=level)
+    train(two, sample, loss, PLAN, seed=1, place=Place(), evaluate=level)
+    assert all(torch.equal(a, b) for a, b in zip(weights(one), weights(two), strict=True))
+
+
+@pytest.mark.parametrize("optimiser", ["adam", "sgd"])
+def test_weights_that_are_frozen_hinder_no_resumed_run(tmp_path: Path, optimiser: str) -> None:
+    plan = replace(PLAN, optimiser=optimiser)
+
+    def frozen(folder: Path | None, kill: int = -1) -> nn.Module:
+        def tell(step: int, steps: int, values: object) -> None:
+            if step == kill:
+                raise Killed
+
+        model = build(0.0)
+        model[2].requires_grad_(False)  # type: ignore[index]
+        train(model, sample, loss, plan, seed=1, place=Place(folder, save_every=0.0, tell=tell))
+        return model
+
+    with pytest.raises(Killed):
+        frozen(tmp_path, 10)
+    whole = frozen(None)
+    assert all(torch.equal(a, b) for a, b in zip(weights(frozen(tmp_path)), weights(whole), strict=True))
+    assert torch.equal(whole[2].weight, build(0.0)[2].weight)  # type: ignore[index]
 
 
 SCRIPT = """

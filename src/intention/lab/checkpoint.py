@@ -26,6 +26,7 @@ class State:
     generator: torch.Generator  # of the training tasks
     step: int
     history: list[dict[str, float]]
+    best: dict[str, Tensor] | None = None  # weights of the best evaluation, where these are kept
 
 
 def save(path: Path, state: State, settings: Mapping[str, Any]) -> None:
@@ -33,6 +34,7 @@ def save(path: Path, state: State, settings: Mapping[str, Any]) -> None:
     from safetensors.torch import save as to_bytes
 
     tensors = {f"model.{name}": tensor for name, tensor in state.model.state_dict().items()}
+    tensors |= {f"best.{name}": tensor for name, tensor in (state.best or {}).items()}
     for index, slots in state.optimiser.state_dict()["state"].items():
         tensors |= {f"optimiser.{index}.{name}": tensor for name, tensor in slots.items()}
     tensors |= {"random.tasks": state.generator.get_state(), "random.torch": torch.get_rng_state()}
@@ -60,6 +62,7 @@ def load(path: Path, state: State, settings: Mapping[str, Any]) -> None:
         if about["step"] and set(slots) != set(range(sum(len(g["params"]) for g in state.optimiser.param_groups))):
             raise ValueError("it has no optimiser state of all parameters")
         state.optimiser.load_state_dict({**state.optimiser.state_dict(), "state": slots})
+        state.best = _under("best.", tensors) or None
         state.generator.set_state(tensors["random.tasks"])
         torch.set_rng_state(tensors["random.torch"])
     except (KeyError, TypeError, ValueError, RuntimeError) as error:

@@ -17,7 +17,7 @@ import torch
 
 from intention.lab import cluster, experiments, options, ranks, results, runner, search
 from intention.lab import sweep as sweeping
-from intention.lab.experiments.base import PRESETS, VERDICTS, Experiment, Job
+from intention.lab.experiments.base import PRESETS, VERDICTS, Experiment, Job, label
 from intention.lab.files import LabError
 from intention.lab.options import Usage
 from intention.lab.place import Place
@@ -56,8 +56,23 @@ def run(args: list[str]) -> int:
         with Display(tally, show=ranks.first()) as display:
             for task in todo:
                 _run_here(task, display)
+    _summarise(tasks, runner.rows_file(out, name))
     _say(f"rows are in {runner.rows_file(out, name)}")
     return 0
+
+
+def _summarise(tasks: Sequence[Task], path: Path) -> None:
+    """The numbers that have no axis, of each model over its seeds."""
+    if not ranks.first():
+        return
+    runs = {task.job.id for task in tasks}
+    groups: dict[tuple[str, str], list[float | None]] = {}
+    for row in results.read(path):
+        if row.run in runs and row.x is None and row.value is not None:
+            groups.setdefault((row.metric, row.model), []).append(row.value)
+    for (metric, model), values in groups.items():
+        found = results.estimate(values)
+        print(f"{metric}, {label(model)}: {found} ({found.count} values)")
 
 
 def _run_here(task: Task, display: Display) -> None:

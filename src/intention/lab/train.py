@@ -26,6 +26,8 @@ Evaluate = Callable[[nn.Module], Mapping[str, float]]
 
 TASKS = 2_000_000  # seeds of training tasks begin here
 SCHEDULES = ("cosine", "constant", "decay")
+OPTIMISERS = ("adam", "sgd")
+MOMENTUM = 0.9  # of "sgd"
 
 
 class Diverged(LabError):
@@ -44,10 +46,15 @@ class Plan:
     decay_period: int = 10_000  # of "decay": 0.8 ** (t / period - 1) from t = period on
     clip: float = 1.0  # largest norm of the gradient; 0 is none
     evaluate_every: int = 0  # steps; 0 is at the start and at the end only
+    optimiser: str = "adam"
+    weight_decay: float = 0.0  # "sgd": added to the gradient before momentum; "adam": decoupled (AdamW)
+    keep: str = ""  # what of the evaluations is largest for the weights that are kept; "" is the last weights
 
     def __post_init__(self) -> None:
         if self.schedule not in SCHEDULES:
             raise ValueError(f"schedule must be one of {SCHEDULES}, got {self.schedule!r}")
+        if self.optimiser not in OPTIMISERS:
+            raise ValueError(f"optimiser must be one of {OPTIMISERS}, got {self.optimiser!r}")
         for name, least in (("steps", 1), ("batch", 1), ("warmup", 0), ("decay_period", 1), ("evaluate_every", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
@@ -55,6 +62,8 @@ class Plan:
             raise ValueError(f"learning_rate must be > 0 and finite, got {self.learning_rate}")
         if not 0 <= self.clip < math.inf:
             raise ValueError(f"clip must be >= 0 and finite, got {self.clip}; 0 is no clipping")
+        if not 0 <= self.weight_decay < math.inf:
+            raise ValueError(f"weight_decay must be >= 0 and finite, got {self.weight_decay}")
 
     def rate(self, step: int) -> float:
         """The learning rate of a step, 0 the first. It depends on the step alone, so a resumed run has the same."""
@@ -80,10 +89,11 @@ def train(
 
     The history is returned: {"step": ..., what evaluate gave}, for step 0, every `evaluate_every` steps and the end.
     With a folder, a checkpoint found in it is continued bit by bit; new ones are written every `place.save_every`
-    seconds, at the end and when the user presses Ctrl-C.
+    seconds, at the end and when the user presses Ctrl-C. With `plan.keep` the model ends with the weights whose
+    evaluation was best.
     """
     ranks.join()
-    optimiser = torch.optim.Adam(model.parameters(), plan.learning_rate)
+    optimiser = _optimiser(model, plan)
     # not the stream from which a caller with the same seed has drawn the weights
     state = State(model, optimiser, torch.Generator().manual_seed(TASKS + seed), 0, [])
     settings = {"seed": seed, **dataclasses.asdict(plan)}
@@ -97,7 +107,7 @@ def train(
     with _events(place, state.step) as write, _interruptible() as interrupted:
         while True:
             if _due(state, plan) and evaluate is not None:
-                _evaluate(state, evaluate, write)
+                _evaluate(state, evaluate, write, plan.keep)
             stop = state.step >= plan.steps or bool(interrupted)
             late = time.monotonic() - saved > place.save_every
             if path is not None and ranks.first() and (late or (stop and state.step > started_at)):
@@ -106,11 +116,23 @@ def train(
             if interrupted:
                 raise KeyboardInterrupt
             if stop:
+                if state.best is not None:
+                    model.load_state_dict(state.best)
                 return state.history
             value = _step(wrapped, state, sample, loss, plan)
             write({"loss": value, "learning rate": plan.rate(state.step - 1)}, state.step)
             if place.tell is not None:
                 place.tell(state.step, plan.steps, {"loss": value})
+
+
+def _optimiser(model: nn.Module, plan: Plan) -> torch.optim.Optimizer:
+    if plan.optimiser == "sgd":
+        return torch.optim.SGD(
+            model.parameters(), plan.learning_rate, momentum=MOMENTUM, weight_decay=plan.weight_decay
+        )
+    if plan.weight_decay:
+        return torch.optim.AdamW(model.parameters(), plan.learning_rate, weight_decay=plan.weight_decay)
+    return torch.optim.Adam(model.parameters(), plan.learning_rate)
 
 
 def _step(model: nn.Module, state: State, sample: Sample, loss: Loss, plan: Plan) -> float:
@@ -139,13 +161,15 @@ def _due(state: State, plan: Plan) -> bool:
     return regular or state.step in (0, plan.steps)
 
 
-def _evaluate(state: State, evaluate: Evaluate, write: Callable[[Mapping[str, float], int], None]) -> None:
+def _evaluate(state: State, evaluate: Evaluate, write: Callable[[Mapping[str, float], int], None], keep: str) -> None:
     training = state.model.training
     state.model.eval()
     with torch.no_grad():
         values = {name: float(value) for name, value in evaluate(state.model).items()}
     state.model.train(training)
     state.history.append({"step": state.step, **values})
+    if keep and values[keep] >= max(entry[keep] for entry in state.history):
+        state.best = {name: tensor.detach().clone() for name, tensor in state.model.state_dict().items()}
     write(values, state.step)
 
 

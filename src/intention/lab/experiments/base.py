@@ -23,6 +23,13 @@ COLOURS = {
     "neural_process": "#9B59B6",
     "mlp": "#7F8C8D",
     "maml": "#B5651D",
+    "maml_first": "#C39B77",
+    "intention_ce": "#C9A800",
+    "intention_kernel": "#E4572E",
+    "intention_lda": "#5E6AD2",
+    "intention_qda": "#20A4B8",
+    "protonet": "#5A9E2F",
+    "pretrained": "#A0A0A0",
 }
 LABELS = {
     "intention": "Intention",
@@ -32,7 +39,28 @@ LABELS = {
     "neural_process": "Neural Process",
     "mlp": "MLP",
     "maml": "MAML",
+    "maml_first": "MAML (first order)",
+    "intention_ce": "Intention (cross-entropy)",
+    "intention_kernel": "Intention-kernel",
+    "intention_lda": "Intention-LDA (the printed “QDA”: pooled)",
+    "intention_qda": "Intention-QDA (one covariance per class)",
+    "protonet": "ProtoNet",
+    "pretrained": "Frozen features (LS-SVM)",
 }
+
+
+DATA_NAMES = {
+    "built-in": "built-in data (glyphs)",
+    "mnist": "MNIST",
+    "miniimagenet": "miniImageNet at 28×28",
+    "miniimagenet-64": "miniImageNet at 28×28, split 64/16/20",
+    "cifar100-features": "CIFAR-100, features of a MobileNetV2",
+}
+
+
+def data_name(data: str) -> str:
+    """A data set as people read it; that of a user is called as its file or folder."""
+    return DATA_NAMES.get(data, data)
 
 
 def label(model: str) -> str:

@@ -27,10 +27,11 @@ def choose(experiment: Experiment, rows: Sequence[Row]) -> Chosen:
     """The rows of the most recent config whose runs are all there (or may be); of the most recent one if there is none.
 
     Two rows belong to the same config if they agree in all that their run depends on (`base.relevant`): what only
-    chooses runs (models, seeds) and the sizes of other models may differ.
+    chooses runs (models, seeds; not the data) and the sizes of other models may differ.
     """
     fresh = last_of_each_run(rows)
     choosing = {item.name for item in dataclasses.fields(experiment.Config) if item.metadata.get("chooses")}
+    choosing.discard("data")  # it chooses runs, but those on different data never belong together
     configs: dict[str, dict[str, Any]] = {}  # the most recent first
     for row in reversed(fresh):
         configs.setdefault(json.dumps(_without(row.config, choosing), sort_keys=True), row.config)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from intention.lab import experiments
-from intention.lab.experiments.base import Claim, Experiment, Plot, label
+from intention.lab.experiments.base import Claim, Experiment, Plot, data_name, label
 from intention.lab.report.choose import Chosen, choose
 from intention.lab.report.figures import to_svg
 from intention.lab.results import Row
@@ -111,6 +111,8 @@ def _describe(out: Section, experiment: Experiment, chosen: Chosen) -> None:
     out.runs = _runs(rows)
     out.seeds, out.seconds = spans(row.seed for row in rows), seconds(rows)
     out.preset, out.intention, out.torch = (joined(getattr(row, name) for row in rows) for name in _SOURCES)
+    if "data" in chosen.config:
+        out.notes.append(f"Data: {data_name(str(chosen.config['data']))}.")
     if chosen.passed_over:
         out.notes.append(
             "The most recent config is not shown because its runs are not all there; this one is the last that is."
