@@ -1,4 +1,4 @@
-"""README.md, docs/lab.md and docs/lab/*.svg from the rows of results/standard.
+"""README.md, docs/lab.md and docs/lab/*.svg from the rows of results/standard and, of experiments on real data, real.
 
 python benchmarks/lab_results.py
 """
@@ -14,9 +14,13 @@ from intention.lab.results import Row
 from table import fill, markdown
 
 ROOT = Path(__file__).parent.parent
-STANDARD = ROOT / "results" / "standard"
+FOLDERS = (ROOT / "results" / "standard", ROOT / "results" / "real")
 SHORT = {"computations_2d": 1, "normalisation": 1, "policy": 1}  # experiment -> which of its claims, if not the first
 FIGURES = ("sine", "policy", "kabsch", "scaling")  # the first figure of each
+
+
+def rows() -> list[Row]:
+    return [row for folder in FOLDERS for row in results.read_folder(folder)]
 
 
 def sections(rows: list[Row]) -> list[Section]:
@@ -55,7 +59,7 @@ def _cell(text: str) -> str:
 
 
 def main() -> None:
-    found = sections(results.read_folder(STANDARD))
+    found = sections(rows())
     fill(ROOT / "docs" / "lab.md", "claims", claims(found))
     fill(ROOT / "README.md", "results", short(found))
     folder = ROOT / "docs" / "lab"

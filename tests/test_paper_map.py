@@ -12,7 +12,6 @@ import pytest
 ROOT = Path(__file__).parents[1]
 MAP = ROOT / "docs" / "paper_map.md"
 HEADER = ["paper", "function", "test or experiment", "our departure"]
-PLANNED = "planned"
 
 
 def rows(text: str) -> list[list[str]]:
@@ -61,8 +60,8 @@ def problems(text: str) -> list[str]:
             continue
         paper, function, test, _ = cells
         functions, tests = entries(function), entries(test)
-        if not (functions or tests or PLANNED in (function, test)):
-            wrong.append(f"{paper}: neither a function nor a test; write `{PLANNED}` if it comes later")
+        if not (functions or tests):
+            wrong.append(f"{paper}: neither a function nor a test")
         wrong += [f"{paper}: {cell!r} is no entry" for cell in (function, test) if not _reads(cell)]
         wrong += [f"{paper}: {name} does not import" for name in functions if not imports(name)]
         wrong += [f"{paper}: {name} does not exist" for name in tests if not exists(name)]
@@ -73,8 +72,8 @@ def problems(text: str) -> list[str]:
 
 
 def _reads(cell: str) -> bool:
-    """`planned`, the dash of an empty cell, or entries and nothing else."""
-    return cell in (PLANNED, "-") or not re.sub(r"`[^`]+`|,|\s", "", cell)
+    """The dash of an empty cell, or entries and nothing else."""
+    return cell == "-" or not re.sub(r"`[^`]+`|,|\s", "", cell)
 
 
 def test_map_points_to_what_exists():
@@ -103,14 +102,14 @@ def test_map_mentions_every_test_of_the_paper():
             "| a | `intention.functional.attention` | `tests/test_paper_map.py::test_map_points_to_what_exists` | |",
             None,
         ),
-        ("| a | `intention.functional.attention` | planned | |", "no row has a test"),
-        ("| a | `intention.functional.attend` | planned | |", "does not import"),
-        ("| a | `intentional` | planned | |", "does not import"),
-        ("| a | planned | `tests/test_paper_map.py::test_nothing` | |", "does not exist"),
-        ("| a | planned | `tests/nothing.py::test_nothing` | |", "does not exist"),
+        ("| a | `intention.functional.attention` | - | |", "no row has a test"),
+        ("| a | `intention.functional.attend` | - | |", "does not import"),
+        ("| a | `intentional` | - | |", "does not import"),
+        ("| a | - | `tests/test_paper_map.py::test_nothing` | |", "does not exist"),
+        ("| a | - | `tests/nothing.py::test_nothing` | |", "does not exist"),
         ("| a | - | - | |", "neither"),
-        ("| a | soon | planned | |", "no entry"),
-        ("| a | planned | planned |", "cells"),
+        ("| a | planned | - | |", "no entry"),
+        ("| a | `intention.functional.attention` | - |", "cells"),
     ],
 )
 def test_map_check_can_fail(row, complaint):

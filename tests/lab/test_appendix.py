@@ -1,4 +1,7 @@
-"""Every hyperparameter of the paper's appendix, in our `paper` presets; those that are code are measured."""
+"""Every hyperparameter of the paper's appendix, in our `paper` presets; those that are code are measured.
+
+Those of the experiments on images are measured in test_appendix_images.py.
+"""
 
 from __future__ import annotations
 
@@ -11,35 +14,28 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from intention.lab import appendix, experiments
-from intention.lab.appendix import NOT_PRINTED, ROWS, Row
+from intention.lab.appendix import ROWS
+from intention.lab.appendix_rows import NOT_PRINTED, Row
 from intention.lab.experiments import computations_2d, kabsch, layers, normalisation, policy, scaling, sine
 from intention.lab.models import kabsch as kabsch_models
 from intention.lab.models import policy as policy_models
 from intention.lab.models import scaling as scaling_models
-from intention.lab.place import Place
-from intention.lab.tasks import Episode
 from intention.lab.tasks import kabsch as kabsch_task
 from intention.lab.tasks import linear as linear_task
 from intention.lab.tasks import policy as policy_task
 from intention.lab.tasks import sine as sine_task
-from intention.lab.train import Plan, train
+from lab.appendix_checks import IMAGES, activation, generator, loss, name_of, optimiser
 
-THERE = [row for row in ROWS if appendix.there(row)]
-LATER = ("pixels", "few_shot", "anomaly")
+CODE = [row for row in ROWS if not row.path and row.experiment not in IMAGES]
 MANY = 100_000
-
-
-def name_of(row: Row) -> str:
-    return f"{row.experiment}: {row.name}"
 
 
 # --- fields and constants ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("row", [row for row in THERE if row.path], ids=name_of)
+@pytest.mark.parametrize("row", [row for row in ROWS if row.path], ids=name_of)
 def test_the_paper_preset_has_the_value(row: Row) -> None:
     if row.printed is NOT_PRINTED:
         assert appendix.value(row) is not None  # the paper gives none, we must
@@ -47,14 +43,8 @@ def test_the_paper_preset_has_the_value(row: Row) -> None:
         assert appendix.value(row) == row.expected, f"{row.section}: {row.name} is printed as {row.printed}"
 
 
-@pytest.mark.parametrize("experiment", LATER)
-def test_what_is_listed_for_later_is_not_there_yet(experiment: str) -> None:
-    assert any(row.experiment == experiment for row in ROWS)
-    assert experiment not in experiments.NAMES, f"give the rows of {experiment} in lab/appendix.py their paths"
-
-
 def test_every_row_belongs_to_an_experiment_and_says_why_it_differs() -> None:
-    assert {row.experiment for row in ROWS} == {*experiments.NAMES, *LATER}
+    assert {row.experiment for row in ROWS} == set(experiments.NAMES)
     for row in ROWS:
         differs = row.printed is not NOT_PRINTED and row.expected != row.printed
         assert bool(row.why) >= differs, f"{name_of(row)}: say why {row.expected} is not {row.printed}"
@@ -77,62 +67,17 @@ def test_the_table_has_a_line_for_every_row() -> None:
     assert {len(line) for line in lines} == {len(heading)}
     line = next(line for line in lines if line[1] == "Attention: layers of e_P" and line[0] == "Sine regression")
     assert line[2:] == ["[128, 128, 1]", "[128, 128, 1]", ""]
-    assert next(line for line in lines if line[1] == "context pixels")[2:4] == ["264", "to come"]
+    assert next(line for line in lines if line[1] == "context pixels")[2:4] == ["264", "264"]
     assert next(line for line in lines if line[1] == "maximum error")[2:4] == ["not printed", "0.1"]
 
 
 # --- what is code -----------------------------------------------------------------------------------------------------
 
 
-def generator() -> torch.Generator:
-    return torch.Generator().manual_seed(0)
-
-
 def spread(*samples: Tensor) -> float:
     """The standard deviation of all, rounded; NaN if they do not agree."""
     found = {round(float(sample.std()), 1) for sample in samples}
     return found.pop() if len(found) == 1 else math.nan
-
-
-def optimiser(experiment: Any) -> Callable[[], str]:
-    """The one that the experiment's loop makes."""
-
-    def name() -> str:
-        assert experiment.train is train
-        used: list[str] = []
-        model = nn.Linear(1, 1)
-        hook = register_optimizer_step_post_hook(lambda one, *_: used.append(type(one).__name__))
-        try:
-            sample = lambda batch, generator: torch.randn(batch, 1, generator=generator)  # noqa: E731
-            train(model, sample, lambda m, x: m(x).square().mean(), Plan(1, 2, 0.1), seed=0, place=Place())
-        finally:
-            hook.remove()
-        return used[0]
-
-    return name
-
-
-def loss(function: Callable[[nn.Module, Episode], Tensor]) -> Callable[[], str]:
-    class Constant(nn.Module):
-        def forward(self, *inputs: Tensor) -> Tensor:
-            return out
-
-    def name() -> str:
-        found = function(Constant(), Episode(target, target, target, target))
-        return "MSE" if torch.allclose(found, nn.functional.mse_loss(out, target)) else "another"
-
-    out, target = torch.randn(2, 3, 5, 2, generator=generator())
-    return name
-
-
-def activation(*models: nn.Module) -> str:
-    """The non-linearities of all models but the leaky ones."""
-    found = {type(layer).__name__ for model in models for layer in model.modules() if _bends(layer)}
-    return " and ".join(sorted(found - {"LeakyReLU"}))
-
-
-def _bends(layer: nn.Module) -> bool:
-    return type(layer).__module__ == "torch.nn.modules.activation"
 
 
 def scaling_nets() -> list[nn.Module]:
@@ -342,11 +287,11 @@ MEASURED: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("row", [row for row in THERE if not row.path], ids=name_of)
+@pytest.mark.parametrize("row", CODE, ids=name_of)
 def test_what_is_code_is_as_the_table_says(row: Row) -> None:
     assert name_of(row) in MEASURED, f"measure {name_of(row)!r} in this test"
     assert MEASURED[name_of(row)]() == row.expected
 
 
 def test_nothing_is_measured_that_is_not_in_the_table() -> None:
-    assert set(MEASURED) == {name_of(row) for row in THERE if not row.path}
+    assert set(MEASURED) == {name_of(row) for row in CODE}

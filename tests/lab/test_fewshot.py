@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from dataclasses import replace
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -183,7 +184,7 @@ def test_prototypes_are_nearest_means() -> None:
     query, key, value = points()
     means = torch.stack([key[:, value[0, :, c] == 1].mean(1) for c in range(WAY)], 1)
     scores = Prototypes()(query, key, value)
-    distances = (query.unsqueeze(2) - means.unsqueeze(1)).square().sum(-1)
+    distances = (query.unsqueeze(2) - means.unsqueeze(1)).square().sum(-1) / 7**0.5
     assert torch.equal(scores.argmax(-1), distances.argmin(-1))
     torch.testing.assert_close(scores.log_softmax(-1), (-distances).log_softmax(-1))
 
@@ -344,8 +345,8 @@ SETTINGS: dict[str, Any] = {
     "batch": 2,
     "attention": Classifier(16, 0.05, (16,), heads=2),
     "neural_process": Classifier(16, 0.1, (16,)),
-    "maml_first": MamlNet(0.1, inner_steps=2),
-    "maml": MamlNet(0.1, inner_steps=2),
+    "maml_first": MamlNet(0.1, inner_steps=2, validation_episodes=6),
+    "maml": MamlNet(0.1, inner_steps=2, validation_episodes=6),
 }
 TINY = replace(fewshot.PRESETS["quick"], **SETTINGS)
 
@@ -442,6 +443,31 @@ def test_second_order_maml_has_seeds_of_its_own() -> None:
         ("maml", 0),
         ("intention", 1),
         ("intention", 2),
+    ]
+
+
+def test_each_part_of_the_data_has_its_purpose(noise: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights are trained on the training classes, chosen on those of validation and judged on those of test."""
+    seen: list[str] = []
+    sample = Pool.sample
+
+    def noted(self: Pool, *args: Any, **options: Any) -> Shots:
+        seen.append(self.name)
+        return sample(self, *args, **options)
+
+    def untrained(model: Any, sample: Any, *args: Any, evaluate: Any, **options: Any) -> list[dict[str, float]]:
+        seen.append("training")
+        sample.sample(1, seeded())
+        seen.append("choosing")
+        with torch.no_grad():
+            return [{"step": 0, **evaluate(model.eval())}]
+
+    monkeypatch.setattr(Pool, "sample", noted)
+    monkeypatch.setattr(fewshot_runs, "train", untrained)
+    go(replace(TINY, data="noise"), "protonet")
+    assert [name for name, _ in groupby(seen)] == [
+        *("noise (test classes)", "training", "noise (train classes)", "choosing", "noise (val classes)"),
+        "noise (test classes)",
     ]
 
 
@@ -682,6 +708,8 @@ def test_latent_sizes_are_drawn_with_intervals() -> None:
     assert list(first.get_xdata()) == [16, 32, 128]
     assert list(first.get_ydata()) == pytest.approx([40, 50, 60])
     assert len(figure.axes[0].get_lines()) == 2 * (1 + 3 * 2 * 2)  # a mean; a dot and a bar per size and seed
+    dots = [line.get_xdata()[0] for line in figure.axes[0].get_lines() if line.get_marker() == "o"]
+    assert len(set(dots)) == 12  # beside each other
     assert numbers.table == table_latent(by_latent())
     assert [line[:3] for line in table_latent(by_latent())[1:3]] == [
         ["16", "Intention", "40.0% [40.0, 40.0]"],

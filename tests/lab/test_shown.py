@@ -36,12 +36,13 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.fixture(scope="module")
 def rows() -> list[results.Row]:
-    return results.read_folder(ROOT / "results" / "standard")
+    return [row for folder in ("standard", "real") for row in results.read_folder(ROOT / "results" / folder)]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_run_of_the_standard_preset_is_there(name: str, rows: list[results.Row]) -> None:
     own = results.select(rows, experiment=name)
+    assert not any(row.config.get("data") == "built-in" for row in own)  # these are measured anew by everyone
     chosen = choose(find(name), own)
     assert chosen.complete
     assert len(chosen.rows) == len(own)

@@ -3,36 +3,14 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
+from intention.lab import appendix_images as images
 from intention.lab import experiments
-from intention.lab.experiments.base import label
+from intention.lab.appendix_rows import NOT_PRINTED, SAME, UNPRINTED, UNPRINTED_LENGTH, Entry, Row, net, rows
 
-SAME = "as printed"
-NOT_PRINTED = None
 PI = 3.141592653589793
-
-
-class Row(NamedTuple):
-    """One hyperparameter.
-
-    `path` leads to our value: a field of the experiment's paper Config ("attention.heads") or a constant of a module of
-    the lab ("tasks.sine:AMPLITUDE"). Empty: it is in the code of the models or samplers, or the experiment is not
-    there yet. `printed` is None where the paper needs a value and gives none; `ours` then says ours if `path` does not.
-    """
-
-    section: str
-    experiment: str
-    name: str
-    printed: Any
-    path: str = ""
-    ours: Any = SAME
-    why: str = ""
-
-    @property
-    def expected(self) -> Any:
-        return self.printed if self.ours is SAME else self.ours
 
 
 def value(row: Row) -> Any:
@@ -47,17 +25,12 @@ def value(row: Row) -> Any:
     return found
 
 
-def there(row: Row) -> bool:
-    """Whether the experiment is in this version."""
-    return row.experiment in experiments.NAMES
-
-
 def table() -> list[list[str]]:
     """For people: section, what, what the paper prints, ours, and why it differs. The first line is the heading."""
     lines = [["section", "hyperparameter", "paper", "ours (preset paper)", "note"]]
     for row in ROWS:
         printed = "not printed" if row.printed is NOT_PRINTED else in_words(row.printed)
-        lines.append([row.section, row.name, printed, in_words(value(row)) if there(row) else "to come", row.why])
+        lines.append([row.section, row.name, printed, in_words(value(row)), row.why])
     return lines
 
 
@@ -71,38 +44,11 @@ def in_words(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-Entry = tuple[Any, ...]  # name, printed, path, ours, why: the last three may be left out
-
-
-def _rows(section: str, experiment: str, *entries: Entry) -> Iterator[Row]:
-    for entry in entries:
-        yield Row(section, experiment, *entry)
-
-
-WORDS = {"embed": "layers of the embedding", "decode": "layers of e_P", "layers": "layers of e_P"}
-
-
-def _net(model: str, learning_rate: float, **sizes: tuple[int, ...] | int) -> list[Entry]:
-    """The lines of one model. The embedding is e_H of a Neural Process, e_K and e_V of the others."""
-    fields = {**sizes, "learning_rate": learning_rate}
-    return [(f"{label(model)}: {_words(field)}", printed, f"{model}.{field}") for field, printed in fields.items()]
-
-
-def _words(field: str) -> str:
-    return WORDS.get(field, field.replace("_", " "))
-
-
 TRAINED: list[Entry] = [("optimiser", "Adam"), ("loss", "MSE"), ("non-linearity", "ReLU")]
 NO_LOSS: list[Entry] = [("optimiser", "Adam"), ("loss", NOT_PRINTED, "", "MSE"), ("non-linearity", "ReLU")]
-UNPRINTED: list[Entry] = [
-    ("α at the start", NOT_PRINTED, "alpha"),
-    ("schedule of the learning rate", NOT_PRINTED, "schedule"),
-    ("largest norm of a gradient", NOT_PRINTED, "clip"),
-]
-UNPRINTED_LENGTH: list[Entry] = [("iterations", NOT_PRINTED, "steps"), ("batch", NOT_PRINTED, "batch")]
 LAST_SIZE = ("8196 is printed, which doubling 2 does not reach",)
 
-SCALING = _rows(
+SCALING = rows(
     "Scaling experiment",
     "scaling",
     ("standard deviation of W and of x", 1.0),
@@ -133,7 +79,7 @@ SCALING = _rows(
     *UNPRINTED,
 )
 
-COMPARISON = _rows(
+COMPARISON = rows(
     "Comparing the computations",
     "computations_2d",
     ("covariance of w", ((10, 0), (0, 10))),
@@ -147,7 +93,7 @@ COMPARISON = _rows(
     ("context points", NOT_PRINTED, "points"),
 )
 
-SINE = _rows(
+SINE = rows(
     "Sine regression",
     "sine",
     ("b", (0.0, PI), "tasks.sine:PHASE"),
@@ -160,78 +106,18 @@ SINE = _rows(
     ("iterations", 50_000, "steps"),
     ("batch", 8, "batch"),
     *TRAINED,
-    *_net("intention", 3e-4, embed=(1000, 1000, 1000, 1000)),
+    *net("intention", 3e-4, embed=(1000, 1000, 1000, 1000)),
     ("Intention: e_K is shared by", "K, Q, V", "", "K, Q", "the output would have 1000 numbers for a target of one"),
-    *_net("attention", 1e-4, embed=(128, 128, 128), heads=5, decode=(128, 128, 1)),
+    *net("attention", 1e-4, embed=(128, 128, 128), heads=5, decode=(128, 128, 1)),
     ("Attention: e_K is shared by", "K, Q"),
-    *_net("neural_process", 1e-4, embed=(2000, 2000, 16), decode=(2000, 2000, 2000, 1)),
-    *_net("maml", 3e-3, layers=(128, 128, 128, 128, 1), inner_steps=3),
+    *net("neural_process", 1e-4, embed=(2000, 2000, 16), decode=(2000, 2000, 2000, 1)),
+    *net("maml", 3e-3, layers=(128, 128, 128, 128, 1), inner_steps=3),
     ("MAML: inner rate", 0.1, "maml.inner_rate", 0.01, "with 0.1 the loss spikes and stays that of predicting 0"),
     ("MAML: inner loss", "MSE"),
     *UNPRINTED,
 )
 
-PIXELS = _rows(
-    "MNIST",
-    "pixels",
-    ("images per iteration", 1),
-    ("context pixels", 264),
-    ("queries", "all pixels"),
-    ("models", "those of the sine regression"),
-    ("positions", "positional encoding"),
-)
-
-DECAY: list[Entry] = [("decay rate", 0.8), ("start of the decay", 10_000), ("period of the decay", 10_000)]
-
-
-def _decayed(model: str, rate: float) -> list[Entry]:
-    return [(f"{label(model)}: {name}", printed) for name, printed in [("learning rate", rate), *DECAY]]
-
-
-FEW_SHOT = _rows(
-    "Few-shot classification",
-    "few_shot",
-    ("classes for training, validation and test", (80, 10, 10)),
-    ("image size", (28, 28)),
-    ("images per class", 600),
-    ("classes per task", 5),
-    ("context images per class", 5),
-    ("target images per class", 15),
-    ("evaluation tasks (Tables 1 and 2)", 1000),
-    ("loss of Intention", "MSE"),
-    ("loss of Neural Process and Attention", "softmax cross-entropy"),
-    ("optimiser", "SGD"),
-    ("momentum", 0.9),
-    ("weight decay, additive", 5e-4),
-    ("schedule", "exponential"),
-    ("length", "to convergence"),
-    ("Intention: encoders", ("Matching Nets", "ResNet12")),
-    ("Intention: e_H, linear kernel", (8192,)),
-    ("Intention: e_H, Gaussian kernel", (32,)),
-    *_decayed("intention", 0.1),
-    ("Attention: encoder", "Matching Nets"),
-    ("Attention: e_H", (512,)),
-    ("Attention: e_V", (512, 512, 512)),
-    ("Attention: e_P", (512, 512, 512, 5)),
-    ("Attention: heads", 5),
-    *_decayed("attention", 0.05),
-    ("Neural Process: encoder", "Matching Nets"),
-    ("Neural Process: e_H", (2048,)),
-    ("Neural Process: e_V", (512, 512, 512), "", SAME, "named in the text, not used by the formula"),
-    ("Neural Process: e_P", (1024, 5)),
-    ("Neural Process: mean over", "each class"),
-    *_decayed("neural_process", 0.1),
-    ("non-linearity", "ReLU"),
-)
-
-KERNELS = _rows(
-    "Kernel performance experiments",
-    "few_shot",
-    ("kernels", ("linear", "Gaussian")),
-    ("latent sizes", (16, 32, 64, 128)),
-)
-
-POLICY = _rows(
+POLICY = rows(
     "Policy distillation",
     "policy",
     ("standard deviation of the target", 1.0),
@@ -243,24 +129,24 @@ POLICY = _rows(
     ("evaluation tasks (section 5.3)", 1000, "evaluation_tasks"),
     *NO_LOSS,
     ("Intention, Attention: e_K", "[K, V, Q] as it is"),
-    *_net("intention", 3e-5, embed=(512, 512), decode=(128, 2)),
-    *_net("attention", 3e-5, embed=(128, 128), heads=5, decode=(2048, 2)),
-    *_net("neural_process", 3e-4, embed=(512, 512), decode=(512, 512, 128, 2)),
-    *_net("mlp", 3e-4, decode=(512, 512, 512, 2)),
+    *net("intention", 3e-5, embed=(512, 512), decode=(128, 2)),
+    *net("attention", 3e-5, embed=(128, 128), heads=5, decode=(2048, 2)),
+    *net("neural_process", 3e-4, embed=(512, 512), decode=(512, 512, 128, 2)),
+    *net("mlp", 3e-4, decode=(512, 512, 512, 2)),
     *UNPRINTED_LENGTH,
     *UNPRINTED,
 )
 
-KABSCH = _rows(
+KABSCH = rows(
     "Learning generalised Kabsch algorithm",
     "kabsch",
     ("dimensions", 2, "dims"),
     ("context points (section 5.4)", 5, "points"),
     *NO_LOSS,
-    *_net("intention", 3e-4, embed=(128, 128), decode=(128, 128, 2)),
-    *_net("attention", 3e-4, embed=(256, 256), heads=5, decode=(256, 256, 2)),
-    *_net("neural_process", 3e-4, embed=(256, 256), decode=(256, 256, 2)),
-    *_net("mlp", 3e-4, decode=(256, 256, 256, 10)),
+    *net("intention", 3e-4, embed=(128, 128), decode=(128, 128, 2)),
+    *net("attention", 3e-4, embed=(256, 256), heads=5, decode=(256, 256, 2)),
+    *net("neural_process", 3e-4, embed=(256, 256), decode=(256, 256, 2)),
+    *net("mlp", 3e-4, decode=(256, 256, 256, 10)),
     ("what e_K, e_V and e_Q read", "K, V, Q", "", "K or Q, V, K or Q", "M = N would be needed; e_K serves Q too"),
     ("standard deviation of the noise", NOT_PRINTED, "noise"),
     ("standard deviation of keys, queries and translation", NOT_PRINTED, "", 1.0),
@@ -270,35 +156,7 @@ KABSCH = _rows(
     *UNPRINTED,
 )
 
-ANOMALY = _rows(
-    "Anomaly detection",
-    "anomaly",
-    ("features", "ResNet34, pre-trained on ImageNet, frozen"),
-    ("size of the features", 512),
-    ("images for training", 50_000),
-    ("images for testing", 10_000),
-    ("split over", "labels"),
-    ("items, outliers among them (section 5.5)", (10, 1)),
-    ("heads", 4),
-    ("size of a head", 256),
-    ("hidden size", 1024),
-    ("input dropout", 0.2),
-    ("epochs", 100),
-    ("learning rate", 5e-5),
-    ("schedule", "cosine warmup"),
-    ("period of the warmup", 100),
-    ("loss", "softmax cross-entropy"),
-    ("layers", (1, 4)),
-    ("α", "sigmoid(θ)"),
-    ("e_X, linear, shared by the heads, then ReLU", (1024,)),
-    ("e_K, e_V, e_Q, e_Z, linear, per head", (1024,)),
-    ("e_C", (1024, 1024)),
-    ("after the heads, linear", (1024,)),
-    ("e_O", (2048, 1024)),
-    ("norm", "LayerNorm after each sum"),
-)
-
-NORMALISATION = _rows(
+NORMALISATION = rows(
     "Normalisation",
     "normalisation",
     ("points N", (16, 32, 64), "sizes"),
@@ -310,7 +168,7 @@ NORMALISATION = _rows(
     ("dimensions d", NOT_PRINTED, "dimensions"),
 )
 
-SLOWDOWN = _rows(
+SLOWDOWN = rows(
     "section 3.1",
     "slowdown",
     ("repetitions", 1809, "repetitions"),
@@ -318,7 +176,7 @@ SLOWDOWN = _rows(
     ("largest N and d", NOT_PRINTED, "largest"),
 )
 
-LAYERS = _rows(
+LAYERS = rows(
     "section 2",
     "layers",
     ("latent size", 1000, "dimension"),
@@ -330,12 +188,13 @@ ROWS: list[Row] = [
     *SCALING,
     *COMPARISON,
     *SINE,
-    *PIXELS,
-    *FEW_SHOT,
-    *KERNELS,
+    *images.PIXELS,
+    *images.FEW_SHOT,
+    *images.FEW_SHOT_RESNET,
+    *images.KERNELS,
     *POLICY,
     *KABSCH,
-    *ANOMALY,
+    *images.ANOMALY,
     *NORMALISATION,
     *SLOWDOWN,
     *LAYERS,

@@ -126,13 +126,12 @@ def train(
 
 
 def _optimiser(model: nn.Module, plan: Plan) -> torch.optim.Optimizer:
+    weights = [weight for weight in model.parameters() if weight.requires_grad]  # frozen ones have no state to save
     if plan.optimiser == "sgd":
-        return torch.optim.SGD(
-            model.parameters(), plan.learning_rate, momentum=MOMENTUM, weight_decay=plan.weight_decay
-        )
+        return torch.optim.SGD(weights, plan.learning_rate, momentum=MOMENTUM, weight_decay=plan.weight_decay)
     if plan.weight_decay:
-        return torch.optim.AdamW(model.parameters(), plan.learning_rate, weight_decay=plan.weight_decay)
-    return torch.optim.Adam(model.parameters(), plan.learning_rate)
+        return torch.optim.AdamW(weights, plan.learning_rate, weight_decay=plan.weight_decay)
+    return torch.optim.Adam(weights, plan.learning_rate)
 
 
 def _step(model: nn.Module, state: State, sample: Sample, loss: Loss, plan: Plan) -> float:

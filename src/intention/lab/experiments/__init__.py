@@ -7,7 +7,21 @@ import importlib
 from intention.lab.experiments.base import Experiment
 from intention.lab.files import LabError
 
-NAMES = ("computations_2d", "layers", "scaling", "normalisation", "slowdown", "sine", "policy", "kabsch")
+NAMES = (
+    "computations_2d",
+    "layers",
+    "scaling",
+    "normalisation",
+    "slowdown",
+    "sine",
+    "pixels",
+    "fewshot",
+    "fewshot_resnet",
+    "fewshot_latent",
+    "policy",
+    "kabsch",
+    "anomaly",
+)
 
 
 def find(name: str) -> Experiment:

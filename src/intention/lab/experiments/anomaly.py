@@ -50,7 +50,7 @@ class Config:
     hidden: int = 2048
     heads: int = 4
     input_dropout: float = 0.2
-    dropout: float = 0.2  # inside the layers
+    dropout: float = 0.1  # inside the layers
     mixed: float = 0.5  # share of training sets from virtual classes
     weight_decay: float = 0.0
     start: Literal["random", "geometry"] = "geometry"
@@ -99,7 +99,7 @@ class Config:
 
 
 PAPER = Config()
-STANDARD = replace(PAPER, seeds=2, dims=128, steps=1000, learning_rate=1e-3, width=256, hidden=512)
+STANDARD = replace(PAPER, seeds=2, dims=128, steps=700, learning_rate=1e-3, width=256, hidden=512)
 QUICK = replace(STANDARD, dims=64, steps=150, width=64, hidden=128, batch=32, evaluation_sets=2000, evaluations=2)
 PRESETS = {"quick": QUICK, "standard": STANDARD, "paper": PAPER}
 

@@ -157,9 +157,9 @@ def draw_latent(rows: Sequence[Row]) -> Any:
         line = [(latent, estimate([row.value for row in some]).mean) for latent, some in own.items() if some]
         axes.plot([x for x, _ in line], [100 * y for _, y in line], color=COLOURS[model], label=label(model))
         for latent, some in own.items():
-            for row in some:
-                # beside each other: the axis is logarithmic
-                x = latent * 1.04 ** (row.seed + 2 * place - len(models))
+            for number, row in enumerate(some):
+                # beside each other around the size: the axis is logarithmic
+                x = latent * 1.04 ** (place * len(some) + number - (len(models) * len(some) - 1) / 2)
                 low, high = row.interval or (row.value, row.value)
                 axes.plot([x, x], [100 * low, 100 * high], color=COLOURS[model], linewidth=1)
                 axes.plot([x], [100 * row.value], "o", color=COLOURS[model], markersize=4)

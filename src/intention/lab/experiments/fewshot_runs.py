@@ -17,13 +17,21 @@ from intention.lab.experiments.base import Job, Measure, chooses, require
 from intention.lab.experiments.episodes import over_tasks
 from intention.lab.models import encoders, fewshot
 from intention.lab.place import Place
-from intention.lab.tasks.fewshot import Pool, Prefetch, Shots
+from intention.lab.tasks.fewshot import Pool, Prefetch, Shots, varied
 from intention.lab.train import Plan, train
 
 ACCURACY, BEFORE, VALIDATION = "accuracy", "accuracy before training", "validation accuracy"
 UNSEEN = "accuracy on all unseen classes"  # validation and test classes together
 TESTS, CHECKS = 1_000_000, 1_500_000  # seeds of test episodes and of validation episodes begin here
-BY_DISTANCE = ("intention", "intention_ce", "intention_lda", "intention_qda", "intention_kernel")
+BY_DISTANCE = (
+    "intention",
+    "intention_longer",
+    "intention_ce",
+    "intention_lda",
+    "intention_qda",
+    "intention_kernel",
+)
+FEATURES = 64  # size of e_H where nothing else could learn: features, which have no encoder, and a head without weights
 SHARED_READING = """
 - 5 classes, 5 images of each as context and 15 as queries. Encoders, e_H, heads, optimiser (SGD, momentum 0.9, additive
   weight decay 5·10⁻⁴) and schedule (rate · 0.8^(t/T − 1) from step T on) are the paper's; T is 10,000 there and a tenth
@@ -47,6 +55,7 @@ MODELS = (
     "protonet",
     "maml_first",
     "maml",
+    "intention_longer",
     "pretrained",
     "intention_ce",
     "intention_kernel",
@@ -69,6 +78,17 @@ class Classifier:
         require(self.latent >= 0, f"latent must be at least 0 (no e_H), got {self.latent}")
         require(all(size > 0 for size in self.decode), f"sizes must be positive, got {self.decode}")
         require(self.heads >= 1, f"heads must be at least 1, got {self.heads}")
+
+
+@dataclass(frozen=True)
+class Longer(Classifier):
+    """A head that is trained `times` as long as the others, on images that are flipped and shifted at random."""
+
+    times: int = 6
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.times >= 1, f"times must be at least 1, got {self.times}")
 
 
 @dataclass(frozen=True)
@@ -111,6 +131,7 @@ class Config:
     validation_episodes: int = 500
     validations: int = 20  # during training
     intention: Classifier = Classifier(8192, 0.1)
+    intention_longer: Longer = Longer(8192, 0.1)
     intention_ce: Classifier = Classifier(8192, 0.1)
     intention_lda: Classifier = Classifier(8192, 0.1)
     intention_qda: Classifier = Classifier(8192, 0.1)
@@ -135,14 +156,15 @@ class Config:
             self.plan(model)
 
     def plan(self, model: str) -> Plan:
+        times = self.intention_longer.times if model == "intention_longer" else 1
         return Plan(
-            self.steps,
+            self.steps * times,
             self.batch,
             getattr(self, model).learning_rate,
             "decay",
-            decay_period=self.decay_period,
+            decay_period=self.decay_period * times,
             clip=self.clip,
-            evaluate_every=max(1, self.steps // self.validations),
+            evaluate_every=max(1, self.steps * times // self.validations),
             optimiser="sgd",
             weight_decay=self.weight_decay,
             keep=VALIDATION,
@@ -159,12 +181,14 @@ def run(job: Job, place: Place, latent: int | None = None) -> Iterator[Measure]:
     torch.manual_seed(job.seed)
     model = build(config, job.model, pools["train"], latent)
     yield judge(model, pools["test"], config, job.seed, BEFORE)
-    episodes = {"way": config.way, "shot": config.shot, "queries": config.queries}
+    sample = partial(pools["train"].sample, way=config.way, shot=config.shot, queries=config.queries)
+    if job.model == "intention_longer" and pools["train"].x.dim() > 2:
+        sample = partial(varied, sample)
     count = getattr(getattr(config, job.model), "validation_episodes", config.validation_episodes)
     check = partial(validate, pools["val"], config, count, job.seed)
     history = train(
         model,
-        Prefetch(partial(pools["train"].sample, **episodes)),
+        Prefetch(sample),
         lambda model, shots: model(shots),
         config.plan(job.model),
         seed=job.seed,
@@ -207,6 +231,7 @@ def build(config: Config, model: str, pool: Pool, latent: int | None = None) -> 
         return fewshot.Pretrained(encoder, d, latent, len(pool.sizes), config.alpha)
     heads: Mapping[str, Any] = {
         "intention": partial(fewshot.LsSvm, config.alpha, "mse"),
+        "intention_longer": partial(fewshot.LsSvm, config.alpha, "mse"),
         "intention_ce": partial(fewshot.LsSvm, config.alpha, "cross-entropy"),
         "intention_kernel": partial(_kernel_head, config.alpha, latent or d),
         "intention_lda": partial(fewshot.Discriminant, config.alpha, quadratic=False),
@@ -216,7 +241,7 @@ def build(config: Config, model: str, pool: Pool, latent: int | None = None) -> 
         "neural_process": partial(fewshot.ClassProcess, latent or d, config.way, net.decode),
         "protonet": fewshot.Prototypes,
     }
-    loss = "mse" if model in ("intention", "intention_kernel") else "cross-entropy"
+    loss = "mse" if model in ("intention", "intention_longer", "intention_kernel") else "cross-entropy"
     return fewshot.FewShot(encoder, d, latent, heads[model](), loss, model in BY_DISTANCE)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -69,24 +71,32 @@ def build(
     return model
 
 
+NEAR_ZERO = 0.3  # times the usual size: queries and keys begin so small that all items weigh nearly the same
+
+
 @torch.no_grad()
 def keep_geometry(model: OddOneOut) -> None:
-    """Start from weights with which queries and keys have the angles of the features, whatever the former.
+    """Start from weights that keep the angles of the features and, roughly, take the mean of a set from its items.
 
-    P copies the features. max(0, e_X) keeps x as (max(0, x), max(0, -x)), and the embeddings take one half with minus
-    sign, so that they are linear in x; those of queries and keys are equal.
+    The stream begins as (x, 1): a LayerNorm of (x - mean, 1) then tells how far x is from the mean. max(0, e_X) keeps x
+    as (max(0, x), max(0, -x)), of which the embeddings take the second half with minus sign, so that they are linear in
+    x. Those of queries and keys are equal and small, that of the values is orthogonal, and the layer behind the heads
+    undoes it with minus sign. The same for every mixer.
     """
-    weight = model.project.weight
-    half = weight.shape[0] // 2
-    weight.zero_()
-    weight[:half] = torch.eye(half, weight.shape[1])
-    model.project.bias.zero_()
+    width, dims = model.project.weight.shape
+    half = width // 2
+    eye = torch.eye(half, width)
+    model.project.weight.zero_()[:half] = torch.eye(half, dims)
+    model.project.bias.zero_()[half:] = 1.0
     for layer in model.former.layers:
-        embed = layer.embed_input
-        embed.weight.zero_()
-        embed.weight[:half, :half] = torch.eye(half)
-        embed.weight[half : 2 * half, :half] = -torch.eye(half)
+        embed: Any = layer.embed_input
+        embed.weight.zero_()[: 2 * half] = torch.cat([eye, -eye])
         embed.bias.zero_()
-        query, key, _ = layer.self_attn.in_proj_weight.chunk(3)
-        query[:, half : 2 * half] = -query[:, :half]
+        mixer: Any = layer.self_attn
+        query, key, value = mixer.in_proj_weight.chunk(3)
+        query *= NEAR_ZERO
+        nn.init.orthogonal_(value[:, :half])
+        mixer.out_proj.weight.zero_()[:half] = -value[:, :half].mT
+        for weight in (query, value):
+            weight[:, half : 2 * half] = -weight[:, :half]
         key.copy_(query)

@@ -68,6 +68,20 @@ class Pool:
 Sample = Callable[[int, torch.Generator], Shots]
 
 
+def varied(sample: Sample, batch: int, generator: torch.Generator, most: int = 3) -> Shots:
+    """Episodes of images (..., h, w, c), half of them mirrored, each shifted by up to `most` pixels; edges repeat."""
+    shots = sample(batch, generator)
+    x = shots.x.flatten(0, 1)
+    n, height, width = x.shape[:3]
+    down, right = torch.randint(-most, most + 1, (2, n, 1), generator=generator)
+    mirrored = torch.rand(n, 1, generator=generator) < 0.5
+    rows = (torch.arange(height) + down).clamp(0, height - 1)
+    columns = (torch.arange(width) + right).clamp(0, width - 1)
+    columns = torch.where(mirrored, columns.flip(1), columns)
+    moved = x[torch.arange(n)[:, None, None], rows[:, :, None], columns[:, None, :]]
+    return shots._replace(x=moved.unflatten(0, shots.x.shape[:2]))
+
+
 class Prefetch:
     """The next batch is drawn by a thread while the present one is worked on; the same batches as without.
 
