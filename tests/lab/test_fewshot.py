@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from dataclasses import replace
 from functools import partial
-from itertools import groupby
+from itertools import groupby, product
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from intention.lab.experiments.base import COLOURS, LABELS, Job, Measure, label
 from intention.lab.experiments.compare import UNTESTED
 from intention.lab.experiments.fewshot_claims import BASELINES, percent
 from intention.lab.experiments.fewshot_figures import mean, table, table_latent
-from intention.lab.experiments.fewshot_runs import MODELS, Classifier, MamlNet, correct
+from intention.lab.experiments.fewshot_runs import LONG, MODELS, Classifier, MamlNet, correct
 from intention.lab.files import LabError
 from intention.lab.models.encoders import Conv4, load_encoder, normalise
 from intention.lab.models.fewshot import (
@@ -40,7 +40,7 @@ from intention.lab.models.fewshot import (
 )
 from intention.lab.place import Place
 from intention.lab.results import Row
-from intention.lab.tasks.fewshot import Pool, Prefetch, Shots
+from intention.lab.tasks.fewshot import Pool, Prefetch, Shots, varied
 
 WAY, SHOT, QUERIES = 3, 2, 5
 SIZES = {"way": WAY, "shot": SHOT, "queries": QUERIES}
@@ -369,12 +369,11 @@ def go(config: Any, model: str, place: Place | None = None) -> list[Measure]:
 @pytest.mark.parametrize("model", MODELS)
 def test_every_model_learns_on_features(model: str, features: str) -> None:
     config = replace(TINY, data=features, steps=30, decay_period=10, evaluation_episodes=30, alpha=0.1)
-    if model == "protonet":  # has no weights of its own
-        config = replace(config, protonet=Classifier(16, 0.1))
     measures = go(config, model)
+    times = config.intention_longer.times if model == "intention_longer" else 1
     assert [(one.metric, one.x) for one in measures] == [
         ("accuracy before training", None),
-        *(("validation accuracy", x) for x in (0, 15, 30)),
+        *(("validation accuracy", x * times) for x in (0, 15, 30)),
         ("accuracy", None),
         ("accuracy on all unseen classes", None),
     ]
@@ -437,6 +436,7 @@ def test_latent_sizes_run(features: str) -> None:
 
 
 def test_second_order_maml_has_seeds_of_its_own() -> None:
+    assert set(LONG) == {"maml", "intention_longer"}
     jobs = list(fewshot.jobs(replace(TINY, seeds=3, maml_seeds=1, models=("intention", "maml"))))
     assert [(job.model, job.seed) for job in jobs] == [
         ("intention", 0),
@@ -444,6 +444,25 @@ def test_second_order_maml_has_seeds_of_its_own() -> None:
         ("intention", 1),
         ("intention", 2),
     ]
+
+
+def test_varied_images_are_mirrored_and_shifted_and_nothing_else() -> None:
+    """Of an image whose pixels are all different, every varied one is found among the shifts and mirrored shifts."""
+    image = torch.arange(64, dtype=torch.uint8).reshape(8, 8, 1)
+    pool = Pool(image.expand(20, -1, -1, -1).clone(), torch.arange(20) % 2)
+    sample = partial(pool.sample, way=2, shot=2, queries=3)
+    shots = varied(sample, 6, torch.Generator().manual_seed(0), most=2)
+    edges = torch.arange(8)
+    wanted = set()
+    for down, right, mirrored in product(range(-2, 3), range(-2, 3), (False, True)):
+        rows, columns = (edges + down).clamp(0, 7), (edges + right).clamp(0, 7)
+        moved = image[rows][:, columns.flip(0) if mirrored else columns]
+        wanted.add(tuple(moved.flatten().tolist()))
+    found = [tuple(one.flatten().tolist()) for one in shots.x.flatten(0, 1)]
+    assert set(found) <= wanted
+    assert len(set(found)) > 20  # 60 images, 50 possibilities
+    plain = sample(6, torch.Generator().manual_seed(0))
+    assert torch.equal(shots.classes, plain.classes)  # the same episodes
 
 
 def test_each_part_of_the_data_has_its_purpose(noise: None, monkeypatch: pytest.MonkeyPatch) -> None:

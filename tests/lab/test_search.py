@@ -12,6 +12,8 @@ from intention.lab.report.search import read_search, searches
 from intention.lab.results import Row
 
 SEARCHED = ("sine", "pixels", "policy", "kabsch")
+# where the best rate of the search is not kept for longer training: READING says why
+SECOND_BEST = {("sine", "maml", "standard"), ("pixels", "sigma_intention", "standard")}
 
 
 @pytest.mark.parametrize("name", SEARCHED)
@@ -77,7 +79,7 @@ def test_the_presets_are_what_was_found(name: str) -> None:
         assert [row for row in rows if row.data["chosen"]] == [best]  # type: ignore[index]
         for preset in ("quick", "standard"):
             rate = getattr(experiment.PRESETS[preset], model).learning_rate
-            if (name, model, preset) == ("sine", "maml", "standard"):  # the best diverged there: READING says so
+            if (name, model, preset) in SECOND_BEST:
                 rows = [row for row in rows if row is not best]
                 best = min(rows, key=lambda row: float("inf") if row.value is None else row.value)
             assert rate == best.data["options"]["learning_rate"], (model, preset)  # type: ignore[index]

@@ -31,6 +31,7 @@ BY_DISTANCE = (
     "intention_qda",
     "intention_kernel",
 )
+LONG = ("maml", "intention_longer")
 FEATURES = 64  # size of e_H where nothing else could learn: features, which have no encoder, and a head without weights
 SHARED_READING = """
 - 5 classes, 5 images of each as context and 15 as queries. Encoders, e_H, heads, optimiser (SGD, momentum 0.9, additive
@@ -84,7 +85,7 @@ class Classifier:
 class Longer(Classifier):
     """A head that is trained `times` as long as the others, on images that are flipped and shifted at random."""
 
-    times: int = 6
+    times: int = 3
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -113,7 +114,7 @@ class Config:
     data: str = chooses("auto")  # a name, a folder of images, an npz; auto: miniImageNet if it is there, or glyphs
     models: tuple[str, ...] = chooses(MODELS)
     seeds: int = chooses(2)
-    maml_seeds: int = chooses(1)  # of second-order MAML, which takes several times as long
+    maml_seeds: int = chooses(1)  # of second-order MAML and of the longer line, which take several times as long
     encoder: Literal["conv4", "resnet12"] = "conv4"
     width: int = 64  # channels of Conv4; of ResNet-12's first block, the others have 2, 4 and 8 times as many
     dropblock: float = 0.0
@@ -227,6 +228,8 @@ def build(config: Config, model: str, pool: Pool, latent: int | None = None) -> 
     if model.startswith("maml"):
         return fewshot.ImageMaml(encoder, d, config.way, net.inner_steps, net.inner_rate, model == "maml")
     latent = int(net.latent) if latent is None else latent
+    if model == "protonet" and encoder is None:
+        latent = latent or FEATURES
     if model == "pretrained":
         return fewshot.Pretrained(encoder, d, latent, len(pool.sizes), config.alpha)
     heads: Mapping[str, Any] = {

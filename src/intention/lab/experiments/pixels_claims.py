@@ -29,7 +29,7 @@ def claims(rows: Sequence[Row]) -> list[Claim]:
             rows, "sigma_intention", "Both new modules are put to the test: σIntention performs like them", "abstract"
         ),
         _against(rows, "linear_attention", "The covariance matters: linear attention, the same layers, is worse"),
-        _against(rows, LINEAR, "Training pays: trained Intention beats linear interpolation, which knows no digits"),
+        _against(rows, LINEAR, "Training pays: trained Intention beats linear interpolation, which has learnt nothing"),
     ]
 
 

@@ -70,7 +70,7 @@ def _line(axes: Any, rows: Sequence[Row], model: str, trained: bool, style: Any)
     x = sorted({row.x for row in rows if row.x is not None})
     y = [estimate_log([row.value for row in select(rows, x=at)]) for at in x]
     colour = COLOURS.get(model, COLOURS["intention"] if model == SMALL else "black")
-    name = label(model) if trained or model == SMALL else None
+    name = f"{SMALL}, untrained" if model == SMALL else label(model) if trained else None
     axes.plot(x, [e.mean for e in y], linestyle=style, color=colour, label=name, linewidth=1.4)
     if trained and model in TRAINED:
         axes.fill_between(x, [e.low for e in y], [e.high for e in y], color=colour, alpha=0.18, linewidth=0)
@@ -88,7 +88,7 @@ def draw_pictures(rows: Sequence[Row]) -> Any:
     first = found[models[0]]
     numbers = list(first["before"])
     count = len(numbers)
-    figure = Figure(figsize=(7.5, 0.86 * (len(models) + 1) + 0.3), layout="constrained")
+    figure = Figure(figsize=(7.5, 0.76 * (len(models) + 1) + 0.3), layout="constrained")
     grid = figure.subplots(len(models) + 1, 2 * count + 1, squeeze=False)
     for axes in grid.flat:
         axes.set(xticks=[], yticks=[])
