@@ -21,8 +21,8 @@ EXCLUSIVE = False
 SECONDS: dict[str, float] = {}
 READING = (
     """
-- Four blocks of three convolutions with 1, 2, 4 and 8 times `width` channels; `standard` has half of the usual width.
-  Each cell says for how many steps it was trained, which is far from convergence.
+- Four blocks of three convolutions with 1, 2, 4 and 8 times `width` channels; `standard` has a quarter of the usual width.
+  Each cell says for how many steps it was trained: as far as the time went, not to convergence.
 - "QDA" as printed has the pooled covariance within classes, which is LDA by another route; real QDA, with a covariance
   for each class, is a line of its own. α is added to these covariances.
 - The printed interval of QDA, ± 5.81, cannot be that of 1000 episodes: no target.
@@ -33,7 +33,7 @@ READING = (
 
 MODELS = ("intention", "intention_kernel", "intention_lda", "intention_qda")
 PAPER = Config(models=MODELS, encoder="resnet12")
-STANDARD = replace(PAPER, precision="bfloat16", width=32, steps=1200, decay_period=120, validations=6)
+STANDARD = replace(PAPER, precision="bfloat16", width=16, steps=800, decay_period=80, validations=4)
 QUICK = replace(
     STANDARD,
     precision="float32",
