@@ -590,29 +590,46 @@ HOLDS, PARTLY, NOT = "holds", "partly", "does not hold"
 @pytest.mark.parametrize(
     ("rows", "verdicts"),
     [
-        (made_up(), [HOLDS, HOLDS, HOLDS, HOLDS]),
-        (made_up(maml=0.59), [PARTLY, HOLDS, HOLDS, HOLDS]),  # the intervals overlap
-        (made_up(maml=0.61), [PARTLY, HOLDS, HOLDS, HOLDS]),  # one of four
-        (made_up(**dict.fromkeys(BASELINES, 0.7)), [NOT, NOT, HOLDS, HOLDS]),
-        (made_up(neural_process=(0.45, 0.7)), [PARTLY, PARTLY, HOLDS, HOLDS]),  # one seed of two
-        (made_up(protonet=0.7, pretrained=0.7), [HOLDS, HOLDS, NOT, HOLDS]),
-        (made_up(intention_ce=0.62), [HOLDS, HOLDS, HOLDS, NOT]),
-        (made_up(intention_ce=0.613), [HOLDS, HOLDS, HOLDS, HOLDS]),  # the intervals overlap
-        (made_up(intention_ce=(0.62, 0.58)), [HOLDS, HOLDS, HOLDS, PARTLY]),  # the means are equal
-        (without("maml"), [UNTESTED, HOLDS, HOLDS, HOLDS]),
-        (without("attention", 1), [UNTESTED, UNTESTED, HOLDS, HOLDS]),
-        (without("intention"), [UNTESTED] * 4),
-        (without("intention", 1), [UNTESTED] * 4),
-        ([], [UNTESTED] * 4),
-        (made_up(intention=(0.6, None)), [PARTLY, PARTLY, NOT, NOT]),  # MAML: its one seed
-        (made_up(attention=(0.4, None)), [UNTESTED, UNTESTED, HOLDS, HOLDS]),
-        (made_up() + made_up("built-in", intention=0.3), [PARTLY, PARTLY, PARTLY, PARTLY]),
+        (made_up(), [HOLDS] * 5),
+        (made_up(maml=0.59), [PARTLY, PARTLY, HOLDS, HOLDS, HOLDS]),  # the intervals overlap
+        (made_up(maml=0.61), [PARTLY, PARTLY, HOLDS, HOLDS, HOLDS]),  # one of three
+        (made_up(**dict.fromkeys(BASELINES, 0.7)), [NOT, NOT, HOLDS, HOLDS, HOLDS]),
+        (made_up(neural_process=(0.45, 0.7)), [PARTLY, PARTLY, HOLDS, HOLDS, HOLDS]),  # one seed of two
+        (made_up(protonet=0.7), [HOLDS, HOLDS, NOT, HOLDS, HOLDS]),
+        (made_up(pretrained=0.7), [HOLDS, HOLDS, HOLDS, NOT, HOLDS]),
+        (made_up(intention_ce=0.62), [HOLDS, HOLDS, HOLDS, HOLDS, NOT]),
+        (made_up(intention_ce=0.613), [HOLDS] * 5),  # the intervals overlap
+        (made_up(intention_ce=(0.62, 0.58)), [HOLDS, HOLDS, HOLDS, HOLDS, PARTLY]),  # the means are equal
+        (without("maml"), [UNTESTED, UNTESTED, HOLDS, HOLDS, HOLDS]),
+        (without("attention", 1), [UNTESTED, UNTESTED, HOLDS, HOLDS, HOLDS]),
+        (without("intention"), [UNTESTED] * 5),
+        (without("intention", 1), [UNTESTED] * 5),
+        ([], [UNTESTED] * 5),
+        (made_up(intention=(0.6, None)), [PARTLY, PARTLY, NOT, NOT, NOT]),  # MAML: its one seed
+        (made_up(attention=(0.4, None)), [UNTESTED, UNTESTED, HOLDS, HOLDS, HOLDS]),
+        (made_up() + made_up("built-in", intention=0.3), [PARTLY] * 5),
     ],
 )
 def test_verdicts_on_table_1(rows: list[Row], verdicts: list[str]) -> None:
     found = fewshot.claims(rows)
-    assert [claim.verdict for claim in found] == verdicts
+    assert [claim.verdict for claim in found][:5] == verdicts
     assert not any("None" in claim.measured for claim in found)
+
+
+@pytest.mark.parametrize(
+    ("rows", "verdict"),
+    [
+        (made_up(intention=0.668), HOLDS),  # its interval reaches 67.3%
+        (made_up(intention=(0.668, 0.66)), PARTLY),
+        (made_up(intention=0.6), NOT),
+        (made_up(intention=0.6, intention_longer=0.67), PARTLY),
+    ],
+)
+def test_verdict_on_the_printed_number(rows: list[Row], verdict: str) -> None:
+    claim = fewshot.claims(rows)[-1]
+    assert "67.3%" in claim.text
+    assert claim.verdict == verdict
+    assert len(fewshot.claims(made_up("built-in"))) == 5  # other data are not held to it
 
 
 @pytest.mark.parametrize(
@@ -684,7 +701,7 @@ def test_table_1_has_the_paper_beside_its_own_data_only() -> None:
         *("", "20.0% [20.0, 20.0]", "4000 × 2, width 64", "67.30 ± 0.51"),
     ]
     assert lines["MAML"][2:4] == ["51.0%", "1"]
-    assert lines["MAML"][-1] == lines["ProtoNet"][-1] == ""
+    assert (lines["MAML"][-1], lines["ProtoNet"][-1]) == ("63.15 ± 0.91 (no target)", "")
     assert lines["MAML (first order)"][-1].startswith("63.15")
     assert lines["ProtoNet"][1] == "cross-entropy"
     assert "84×84" in plots[0].caption

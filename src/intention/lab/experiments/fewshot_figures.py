@@ -18,6 +18,7 @@ TABLE_1 = {
     "attention": "54.26 ± 0.51",
     "neural_process": "60.10 ± 0.51",
     "maml_first": "63.15 ± 0.91 (no target)",
+    "maml": "63.15 ± 0.91 (no target)",
 }
 TABLE_2 = {"intention": "70.05 ± 0.51", "intention_kernel": "70.43 ± 0.52", "intention_lda": "66.27 ± 5.81 (no target)"}
 NOTE_1 = (
@@ -34,6 +35,7 @@ UNSEEN_TOO = (
 )
 LOSSES = {
     "intention": "least squares",
+    "intention_longer": "least squares",
     "intention_kernel": "least squares",
     "pretrained": "cross-entropy of all training classes",
 }
@@ -77,10 +79,15 @@ def table(rows: Sequence[Row], numbers: Numbers) -> list[list[str]]:
                 *(label(model), LOSSES.get(model, "cross-entropy"), mean(list(own.values())), str(len(own))),
                 "; ".join(percent(row) for row in own.values()),
                 *(mean(list(seeds_of(rows, model, metric).values())) for metric in (UNSEEN, BEFORE)),
-                f"{config.get('steps')} × {config.get('batch')}, width {config.get('width')}",
+                f"{_steps(config, model)} × {config.get('batch')}, width {config.get('width')}",
             ]
             body.append(line + ([numbers.get(model, "")] if numbers else []))
     return [head + (["The paper"] if numbers else []), *body]
+
+
+def _steps(config: Mapping[str, Any], model: str) -> int:
+    own = config.get(model)
+    return int(config.get("steps", 0)) * int(own.get("times", 1) if isinstance(own, Mapping) else 1)
 
 
 def mean(rows: Sequence[Row]) -> str:

@@ -21,8 +21,8 @@ EXCLUSIVE = False
 SECONDS: dict[str, float] = {}
 READING = (
     """
-- Four blocks of three convolutions with 1, 2, 4 and 8 times `width` channels; `standard` has a quarter of the usual width.
-  Each cell says for how many steps it was trained: as far as the time went, not to convergence.
+- Four blocks of three convolutions with 1, 2, 4 and 8 times `width` channels; `standard` has a quarter of the usual
+  width. Each cell says for how many steps it was trained: as far as the time went, not to convergence.
 - "QDA" as printed has the pooled covariance within classes, which is LDA by another route; real QDA, with a covariance
   for each class, is a line of its own. α is added to these covariances.
 - The printed interval of QDA, ± 5.81, cannot be that of 1000 episodes: no target.
