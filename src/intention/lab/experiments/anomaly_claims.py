@@ -136,7 +136,7 @@ def _best_of_all(rows: Sequence[Row]) -> Claim:
     text = "σInformer with 4 layers is the best of the ten"
     if not own or len(cells) < len(MODELS) * len(DEPTHS):
         return Claim(text, "Table 3", "", UNTESTED)
-    rival = min(others, key=lambda key: mean(others[key]))
+    rival = max(others, key=lambda key: mean(others[key]))
     found = gap(own, others[rival])
     measured = f"{percent(own)} on unseen classes; the best other one is {_named(*rival)} with {percent(others[rival])}"
     return Claim(text, "Table 3", measured, verdict(found))

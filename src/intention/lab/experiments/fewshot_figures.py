@@ -9,7 +9,7 @@ from typing import Any
 
 from intention.lab.experiments.base import COLOURS, Plot, label
 from intention.lab.experiments.fewshot_claims import latents, of_latent, percent, seeds_of, set_name, sets, trained
-from intention.lab.experiments.fewshot_runs import ACCURACY, BEFORE, MODELS, UNSEEN, VALIDATION
+from intention.lab.experiments.fewshot_runs import ACCURACY, BEFORE, MODELS, SEEN, UNSEEN, VALIDATION
 from intention.lab.results import Row, estimate, select
 
 Numbers = Mapping[str, str]  # model -> what the paper has
@@ -69,7 +69,8 @@ def about(data: str, rows: Sequence[Row]) -> str:
 
 def table(rows: Sequence[Row], numbers: Numbers) -> list[list[str]]:
     """A line for each model there is; the paper's column only where there are numbers of it."""
-    head = ["Model", "Loss", "Accuracy", "Seeds", "Each seed", "All unseen classes", "Before training", "Training"]
+    head = ["Model", "Loss", "Accuracy", "Seeds", "Each seed", "All unseen classes", "Training classes"]
+    head += ["Before training", "Training"]
     body = []
     for model in MODELS:
         own = seeds_of(rows, model)
@@ -78,7 +79,7 @@ def table(rows: Sequence[Row], numbers: Numbers) -> list[list[str]]:
             line = [
                 *(label(model), LOSSES.get(model, "cross-entropy"), mean(list(own.values())), str(len(own))),
                 "; ".join(percent(row) for row in own.values()),
-                *(mean(list(seeds_of(rows, model, metric).values())) for metric in (UNSEEN, BEFORE)),
+                *(mean(list(seeds_of(rows, model, metric).values())) for metric in (UNSEEN, SEEN, BEFORE)),
                 f"{_steps(config, model)} × {config.get('batch')}, width {config.get('width')}",
             ]
             body.append(line + ([numbers.get(model, "")] if numbers else []))

@@ -22,6 +22,8 @@ from intention.lab.train import Plan, train
 
 ACCURACY, BEFORE, VALIDATION = "accuracy", "accuracy before training", "validation accuracy"
 UNSEEN = "accuracy on all unseen classes"  # validation and test classes together
+SEEN = "accuracy on training classes"
+ENOUGH = 12_000  # images of the training classes, to measure that
 TESTS, CHECKS = 1_000_000, 1_500_000  # seeds of test episodes and of validation episodes begin here
 BY_DISTANCE = (
     "intention",
@@ -200,6 +202,7 @@ def run(job: Job, place: Place, latent: int | None = None) -> Iterator[Measure]:
         yield Measure(VALIDATION, entry[VALIDATION], entry["step"])
     yield judge(model, pools["test"], config, job.seed, ACCURACY, _learnt(model, history))
     yield judge(model, together(pools["val"], pools["test"]), config, job.seed, UNSEEN)
+    yield judge(model, some_of(pools["train"]), config, job.seed, SEEN)
     encoder = getattr(model, "encoder", None)
     if place.folder is not None and isinstance(encoder, encoders.Encoder):
         encoders.save_encoder(place.folder / "encoder.safetensors", encoder)
@@ -220,6 +223,12 @@ def load(config: Config) -> dict[str, Pool]:
 def together(one: Pool, other: Pool) -> Pool:
     """The classes of both."""
     return Pool(torch.cat([one.x, other.x]), torch.cat([one.y, other.y + len(one.sizes)]), other.name)
+
+
+def some_of(pool: Pool) -> Pool:
+    """Every so many images of a large pool."""
+    every = max(1, len(pool.x) // ENOUGH)
+    return Pool(pool.x[::every], pool.y[::every], pool.name)
 
 
 def build(config: Config, model: str, pool: Pool, latent: int | None = None) -> nn.Module:
