@@ -27,8 +27,9 @@ CONFIG = dataclasses.replace(
     batch=7,
     width=16,
     hidden=13,
-    evaluation_sets=97,
+    evaluation_sets=499,
     evaluations=1,
+    learning_rate=0.5,  # a warm-up of 100 steps has only begun
 )
 
 REAL = data.load
@@ -98,7 +99,9 @@ def test_virtual_classes_are_mixed_item_by_item():
     assert torch.allclose(own, own[:, :1].expand_as(own))  # one weight for all items of a class
     odd = sets.items[torch.arange(400), sets.outlier]
     assert ((odd > 0) & (own[:, 0] > 0)).sum() == 0  # no class is in both
-    assert own.amax(-1).min() > 0.7  # its own class has the larger weight
+    shares = (own[:, 0] / own[:, 0].sum(-1, keepdim=True)).flatten()
+    shares = shares[(shares > 0) & (shares < 1)]
+    assert shares.quantile(torch.tensor([0.25, 0.75])).tolist() == pytest.approx([0.25, 0.75], abs=0.06)
 
 
 # ---- data
@@ -158,12 +161,22 @@ def test_axes_are_principal_components_of_training():
     assert (found.unseen.x.abs() - wanted[part.y.argsort(stable=True)].abs()).abs().median() < 0.1
 
 
+def test_rules_see_the_same_sets_with_all_of_their_features():
+    whole = Data("mine", {"train": features(each=30)}, by_class=False)
+    few, all_of_them = (anomaly.split(whole, 3, dims=dims, items=4) for dims in (2, 0))
+    assert all_of_them.unseen.x.shape[-1] == 7
+    assert torch.equal(few.unseen.start, all_of_them.unseen.start)
+    asked = (anomaly.sample(pools.unseen, 97, generator(), items=4) for pools in (few, all_of_them))
+    assert torch.equal(*(sets.outlier for sets in asked))
+    assert torch.allclose(all_of_them.unseen.x.norm(dim=-1), torch.ones(90))
+
+
 def test_data_with_too_few_images_say_so():
     whole = Data("mine", {"train": features(each=15)}, by_class=False)
     with pytest.raises(LabError, match="images for training have 17 classes, the smallest with 6 images; sets of 10"):
         anomaly.split(whole, 0, dims=7)
-    whole = Data("mine", {"train": features(classes=4, each=30)}, by_class=False)
-    with pytest.raises(LabError, match="have 3 classes"):
+    whole = Data("mine", {"train": features(classes=6, each=30)}, by_class=False)
+    with pytest.raises(LabError, match="unseen classes have 1 classes"):
         anomaly.split(whole, 0, dims=7)
 
 
@@ -210,7 +223,7 @@ def test_the_order_of_the_items_does_not_matter(name, start):
 
 @pytest.mark.parametrize("width", [14, 16, 40])
 def test_the_start_keeps_the_angles(width):
-    """Queries are linear in the features, and those of keys are the same."""
+    """Queries are linear in the features, those of keys are the same, and attention takes the mean away."""
     torch.manual_seed(0)
     model = models.build("attention", 7, width=width, hidden=11, heads=2, start="geometry")
     layer = model.former.layers[0]
@@ -223,7 +236,14 @@ def test_the_start_keeps_the_angles(width):
     query, key = query_and_key(x)
     assert torch.equal(query, key)
     assert torch.allclose(query_and_key(-2 * x)[0], -2 * query, atol=1e-5)
-    assert query.std() > 0.1
+    assert query.std() > 0.01
+    layer.self_attn.in_proj_weight.data[: 2 * width] = 0  # with queries of 0 it is the mean itself
+    stream = model.project(x)
+    inside = torch.relu(layer.embed_input(stream))[None]
+    left = (stream + layer.self_attn(inside, inside, inside)[0][0]).detach()
+    half = width // 2
+    assert torch.allclose(left[:, : min(half, 7)], x - x.mean(0), atol=1e-5)
+    assert torch.equal(left[:, half:], torch.ones(11, width - half))
 
 
 def test_unknown_models_are_refused():
@@ -241,7 +261,7 @@ def test_unknown_models_are_refused():
         ({"layers": ()}, "layers must name at least one depth"),
         ({"layers": (0, 1)}, "layers must be at least 1"),
         ({"items": 2}, "items must be at least 3"),
-        ({"dims": 0}, "dims must be at least 1"),
+        ({"dims": -1}, "dims must be at least 0"),
         ({"width": 18}, "width must be a multiple of heads, got 18 and 4"),
         ({"dropout": 1.0}, r"dropout must be in \[0, 1\)"),
         ({"mixed": 1.5}, r"mixed must be in \[0, 1\]"),
@@ -255,7 +275,7 @@ def test_impossible_configs_fail_with_a_reason(change, message):
         dataclasses.replace(CONFIG, **change)
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="module")
 def few_glyphs():
     """A slice of the built-in data, every third line and column of few images."""
     whole = data.load("built-in")
@@ -296,14 +316,14 @@ def test_the_recipes_differ(rows):
     assert found["ours"] != found["plain"]
 
 
-def test_a_run_repeats_bit_by_bit():
+def test_a_run_repeats_bit_by_bit(few_glyphs):
     job = Job("anomaly", CONFIG, "sigma_intention", 1, {"data": "built-in", "layers": 1})
     assert list(experiment.run(job, Place())) == list(experiment.run(job, Place()))
     other = dataclasses.replace(job, seed=0)
     assert list(experiment.run(job, Place())) != list(experiment.run(other, Place()))
 
 
-def test_all_models_of_a_seed_answer_the_same_sets(monkeypatch):
+def test_all_models_of_a_seed_answer_the_same_sets(monkeypatch, few_glyphs):
     asked = []
     actual = experiment._found
     monkeypatch.setattr(experiment, "_found", lambda model, sets: asked.append(sets.items) or actual(model, sets))
@@ -370,6 +390,7 @@ def test_verdicts_follow_the_numbers():
     expected = ["does not hold", "does not hold", "does not hold", "does not hold", "does not hold", "holds"]
     assert verdicts({**opposite, ("cosine", 0): 0.6}) == expected
     assert verdicts({**far, ("cosine", 0): 0.9})[5] == "does not hold"
+    assert verdicts({**far, ("attention", 1): 0.95})[3] == "does not hold"  # better than most is not the best
 
 
 def test_printed_numbers_say_less_than_the_text():

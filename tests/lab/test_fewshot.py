@@ -699,7 +699,7 @@ def test_table_1_has_the_paper_beside_its_own_data_only() -> None:
     lines = {line[0]: line for line in ours[1:]}
     assert lines["Intention"] == [
         *("Intention", "least squares", "60.0% [60.0, 60.0]", "2", "60.0% [59.3, 60.7]; 60.0% [59.3, 60.7]"),
-        *("", "20.0% [20.0, 20.0]", "4000 × 2, width 64", "67.30 ± 0.51"),
+        *("", "", "20.0% [20.0, 20.0]", "4000 × 2, width 64", "67.30 ± 0.51"),
     ]
     assert lines["MAML"][2:4] == ["51.0%", "1"]
     assert (lines["MAML"][-1], lines["ProtoNet"][-1]) == ("63.15 ± 0.91 (no target)", "")

@@ -39,13 +39,16 @@ class Pool:
         count = y.unique(return_counts=True)[1]
         return cls(x[order], count.cumsum(0) - count, count)
 
-    def check(self, what: str, items: int) -> None:
-        if len(self.count) < 4 or int(self.count.min()) < items - 1:
-            least = int(self.count.min()) if len(self.count) else 0
+    def check(self, what: str, classes: int, items: int) -> None:
+        least = int(self.count.min()) if len(self.count) else 0
+        if len(self.count) < classes or least < items - 1:
             raise LabError(
                 f"the {what} have {len(self.count)} classes, the smallest with {least} images; sets of {items} want at "
-                f"least 4 classes, each with {items - 1} or more: give data with more, or a smaller --items"
+                f"least {classes} classes, each with {items - 1} or more: give data with more, or a smaller --items"
             )
+
+
+Part = tuple[Tensor, Tensor]  # features or images, labels
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,7 @@ class Split:
 
 def split(data: Data, seed: int, *, dims: int, items: int = 10, validate: bool = False) -> Split:
     """Features of length 1: centred, then `dims` principal components, both fitted to the images that are trained on.
+    With dims = 0 they are as they came, but for their length; the order of the images is the same.
 
     Where the parts of the data have the same classes, 17% of the classes, drawn by `seed`, are unseen, and the seen
     ones are asked for with images of the other parts. Where the parts have classes of their own, those of "test" are
@@ -71,18 +75,22 @@ def split(data: Data, seed: int, *, dims: int, items: int = 10, validate: bool =
         parts = _parts_of_classes(data, generator, items, validate)
     else:
         parts = _split_classes(data, generator, items, validate)
-    flat = _flat(parts[0][0])
-    mean = flat.mean(0)
-    centred = flat - mean
-    # eigenvectors of the covariance, the largest variance first
-    axes = torch.linalg.eigh(centred.mT @ centred / len(centred))[1].flip(-1)[:, :dims]
-    pools = [Pool.of(TF.normalize((_flat(x) - mean) @ axes, dim=-1), y) for x, y in parts]
-    for what, pool in zip(("images for training", "images kept back", "images of unseen classes"), pools, strict=True):
-        pool.check(what, items)
+    pools = [Pool.of(TF.normalize(x, dim=-1), y) for (_, y), x in zip(parts, _reduced(parts, dims), strict=True)]
+    pools[0].check("images for training", 4, items)
+    pools[1].check("images kept back", 2, items)
+    pools[2].check("images of unseen classes", 2, items)
     return Split(*pools)
 
 
-Part = tuple[Tensor, Tensor]
+def _reduced(parts: tuple[Part, Part, Part], dims: int) -> list[Tensor]:
+    flat = [_flat(x) for x, _ in parts]
+    if not dims:
+        return flat
+    mean = flat[0].mean(0)
+    centred = flat[0] - mean
+    # eigenvectors of the covariance, the largest variance first
+    axes = torch.linalg.eigh(centred.mT @ centred / len(centred))[1].flip(-1)[:, :dims]
+    return [(x - mean) @ axes for x in flat]
 
 
 def _flat(x: Tensor) -> Tensor:
@@ -153,13 +161,14 @@ def sample(pool: Pool, batch: int, generator: torch.Generator, *, items: int = 1
     """Sets of different items: all but one of one class, the other one of another class and at a random place.
 
     `mixed`: the share of sets from virtual classes. A class is mixed with another one, item by item and with one weight
-    from U(½, 1), and so is that of the outlier; all four differ.
+    from U(0, 1), and so is that of the outlier; all four differ.
     """
-    classes = torch.rand(batch, len(pool.count), generator=generator).topk(4).indices  # here the order matters
+    # as the order matters here, `distinct` would not do
+    classes = torch.rand(batch, len(pool.count), generator=generator).topk(4 if mixed else 2).indices
     found = _draw(pool, classes[:, 0], classes[:, 1], items, generator)
     if mixed:
         other = _draw(pool, classes[:, 2], classes[:, 3], items, generator)
-        weight = 1 - torch.rand(batch, 2, 1, generator=generator) / 2
+        weight = torch.rand(batch, 2, 1, generator=generator)
         weight[torch.rand(batch, generator=generator) >= mixed] = 1.0
         own, odd = weight[:, :1].expand(-1, items - 1, -1), weight[:, 1:]
         found = TF.normalize(torch.lerp(other, found, torch.cat([own, odd], 1)), dim=-1)
