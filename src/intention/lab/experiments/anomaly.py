@@ -133,7 +133,7 @@ class Config:
 
 
 PAPER = Config()
-STANDARD = replace(PAPER, seeds=2, dims=128, steps=400, learning_rate=1e-3, width=256, hidden=512)
+STANDARD = replace(PAPER, seeds=2, dims=128, steps=500, learning_rate=1e-3, width=256, hidden=512)
 QUICK = replace(STANDARD, dims=64, steps=150, width=64, hidden=128, batch=32, evaluation_sets=2000, evaluations=2)
 PRESETS = {"quick": QUICK, "standard": STANDARD, "paper": PAPER}
 
