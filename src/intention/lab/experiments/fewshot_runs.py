@@ -254,7 +254,10 @@ def build(config: Config, model: str, pool: Pool, latent: int | None = None) -> 
         "protonet": fewshot.Prototypes,
     }
     loss = "mse" if model in ("intention", "intention_longer", "intention_kernel") else "cross-entropy"
-    return fewshot.FewShot(encoder, d, latent, heads[model](), loss, model in BY_DISTANCE)
+    built = fewshot.FewShot(encoder, d, latent, heads[model](), loss, model in BY_DISTANCE)
+    if model == "attention":
+        fewshot.start_as_in_jax(built.embed, built.head)
+    return built
 
 
 def _kernel_head(alpha: float, d: int) -> nn.Module:

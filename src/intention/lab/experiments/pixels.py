@@ -28,7 +28,7 @@ __all__ = ["EXCLUSIVE", "PLACE", "PRESETS", "READING", "SECONDS", "TITLE", "Conf
 TITLE = "Image completion"
 PLACE = "section 5.1, Figures 7 (right) and 13, appendix “MNIST”"
 EXCLUSIVE = False
-SECONDS = {"quick": 190, "standard": 650}  # on one core, all runs; from the time of a step and of an evaluation
+SECONDS = {"quick": 190, "standard": 400}  # on one core, all runs; from the time of a step and of an evaluation
 READING = """
 - The context is 264 random pixels of one image (place and grey value in [0, 1]); asked for are all 784. "At each
   iteration we sample one of the images" is read as one image for each task; a step has 8 tasks, as in `sine`. `quick`
@@ -129,7 +129,7 @@ WIDE = (256,) * 4
 STANDARD = replace(  # rates: searched
     PAPER,
     seeds=2,
-    steps=500,
+    steps=300,
     queries=98,
     evaluation_images=100,
     intention=Net(WIDE, learning_rate=1e-3),

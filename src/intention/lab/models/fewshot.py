@@ -136,6 +136,14 @@ class Attention(nn.Module):
         return self.decode(self.mixer(query, key, self.embed_value(value)))
 
 
+def start_as_in_jax(*modules: nn.Module) -> None:
+    """Weights of variance 1 / inputs, no biases: torch's start has a third of it, and e_V, mixer and e_P are so many
+    layers that the scores hardly depend on the input: the loss stays log(way)."""
+    for layer in (layer for module in modules for layer in module.modules() if isinstance(layer, nn.Linear)):
+        nn.init.normal_(layer.weight, std=layer.in_features**-0.5)
+        nn.init.zeros_(layer.bias)
+
+
 class ClassProcess(nn.Module):
     """Neural Process: e_P([mean of class 0; ...; mean of the last class], query)."""
 
