@@ -27,7 +27,7 @@ READING = (
 - Attention embeds labels with e_V and a layer of its own for e_H; its 5 heads have 512 dimensions each. The Neural
   Process has no e_V: its formula does not use it.
 - Attention's linear layers start as in JAX (variance 1 / inputs): with torch's start its loss stayed log 5 for all 2000
-  steps, with both seeds. The Neural Process has the rate 0.03: with the paper's 0.1 its loss stayed there for 160 steps.
+  steps, with both seeds. The Neural Process has the rate 0.03: with the paper's 0.1 the loss stayed there for 160.
 - ProtoNet, the frozen features (trained to tell the training classes apart, then LS-SVM on the features) and MAML of
   first order are our own lines. ProtoNet's distances are divided by √d. The rate of these and of MAML is not printed.
 - MAML (second order) has 3 gradient steps of rate 0.05 on encoder and linear layer and the outer rate 0.03 (outer 0.1
