@@ -48,12 +48,13 @@ PAPER = Config(encoder="resnet12")
 STANDARD = replace(PAPER, encoder="conv4", precision="bfloat16", steps=1000, batch=2, decay_period=100, validations=10)
 QUICK = replace(
     STANDARD,
+    seeds=1,
     precision="float32",
     width=16,
     queries=5,
-    steps=120,
-    decay_period=12,
-    evaluation_episodes=200,
+    steps=100,
+    decay_period=10,
+    evaluation_episodes=100,
     validation_episodes=50,
     validations=2,
 )

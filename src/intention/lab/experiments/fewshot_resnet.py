@@ -36,12 +36,13 @@ PAPER = Config(models=MODELS, encoder="resnet12")
 STANDARD = replace(PAPER, precision="bfloat16", width=16, steps=300, decay_period=30, validations=3)
 QUICK = replace(
     STANDARD,
+    seeds=1,
     precision="float32",
     width=8,
     queries=5,
-    steps=120,
-    decay_period=12,
-    evaluation_episodes=200,
+    steps=100,
+    decay_period=10,
+    evaluation_episodes=100,
     validation_episodes=50,
     validations=2,
 )
