@@ -22,8 +22,9 @@ from intention.lab.experiments import fewshot, fewshot_latent, fewshot_resnet, f
 from intention.lab.experiments.base import COLOURS, LABELS, Job, Measure, label
 from intention.lab.experiments.compare import UNTESTED
 from intention.lab.experiments.fewshot_claims import BASELINES, percent
+from intention.lab.experiments.fewshot_config import LONG, MODELS, Classifier, MamlNet
 from intention.lab.experiments.fewshot_figures import mean, table, table_latent
-from intention.lab.experiments.fewshot_runs import LONG, MODELS, Classifier, MamlNet, correct
+from intention.lab.experiments.fewshot_runs import correct
 from intention.lab.files import LabError
 from intention.lab.models.encoders import Conv4, load_encoder, normalise
 from intention.lab.models.fewshot import (

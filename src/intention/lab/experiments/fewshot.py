@@ -9,8 +9,8 @@ from intention.lab import data
 from intention.lab.experiments import fewshot_runs
 from intention.lab.experiments.base import Job, Measure
 from intention.lab.experiments.fewshot_claims import claims_table_1 as claims
+from intention.lab.experiments.fewshot_config import LONG, MODELS, SHARED_READING, Classifier, Config, Longer, MamlNet
 from intention.lab.experiments.fewshot_figures import plot_table_1 as plot
-from intention.lab.experiments.fewshot_runs import LONG, MODELS, SHARED_READING, Classifier, Config, Longer, MamlNet
 from intention.lab.place import Place
 
 __all__ = ["EXCLUSIVE", "PLACE", "PRESETS", "READING", "TITLE", "Config", "claims", "jobs", "plot", "run"]

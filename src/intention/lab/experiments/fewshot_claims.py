@@ -11,9 +11,9 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from intention.lab.experiments.base import Claim, label
+from intention.lab.experiments.base import Claim, data_name, label
 from intention.lab.experiments.compare import UNTESTED, together
-from intention.lab.experiments.fewshot_runs import ACCURACY, LONG, UNSEEN
+from intention.lab.experiments.fewshot_config import ACCURACY, LONG, UNSEEN
 from intention.lab.results import Row, select
 
 BASELINES = ("attention", "neural_process", "maml")
@@ -26,13 +26,6 @@ SAME = (
     "(read as: for every seed the intervals over test episodes overlap or the difference is at most 1 percentage "
     "point; partly: that of the means over seeds is)"
 )
-NAMES = {
-    "built-in": "built-in data (glyphs)",
-    "miniimagenet": "miniImageNet at 28×28",
-    "miniimagenet-64": "miniImageNet at 28×28 (64/16/20 classes)",
-    "cifar100": "CIFAR-100",
-    "cifar100-features": "features of CIFAR-100",
-}
 ENCODERS = {"conv4": "Conv4", "resnet12": "ResNet-12"}
 
 Seeds = Mapping[int, Row]  # the accuracy of one model
@@ -49,7 +42,7 @@ def sets(rows: Iterable[Row]) -> dict[str, list[Row]]:
 
 
 def set_name(data: str) -> str:
-    return NAMES.get(data, data or "unnamed data")
+    return data_name(data) or "unnamed data"
 
 
 def seeds_of(rows: Iterable[Row], model: str, metric: str = ACCURACY) -> dict[int, Row]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from intention.lab.experiments.base import COLOURS, Plot, label
 from intention.lab.experiments.fewshot_claims import latents, of_latent, percent, seeds_of, set_name, sets, trained
-from intention.lab.experiments.fewshot_runs import ACCURACY, BEFORE, MODELS, SEEN, UNSEEN, VALIDATION
+from intention.lab.experiments.fewshot_config import ACCURACY, BEFORE, MODELS, SEEN, UNSEEN, VALIDATION
 from intention.lab.results import Row, estimate, select
 
 Numbers = Mapping[str, str]  # model -> what the paper has

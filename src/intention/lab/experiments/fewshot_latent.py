@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from intention.lab import data
-from intention.lab.experiments import fewshot_runs
+from intention.lab.experiments import fewshot_config, fewshot_runs
 from intention.lab.experiments.base import Job, Measure, chooses, require
 from intention.lab.experiments.fewshot_claims import claims_latent as claims
 from intention.lab.experiments.fewshot_figures import plot_latent as plot
@@ -24,14 +24,14 @@ READING = (
   of `intention embed`) only e_H and the head are trained.
 - The kernel is exp(−γ|x − y|²) with a learnable γ that starts at 1 / (size of e_H).
 """
-    + fewshot_runs.SHARED_READING
+    + fewshot_config.SHARED_READING
 )
 
 MODELS = ("intention", "intention_kernel")
 
 
 @dataclass(frozen=True)
-class Config(fewshot_runs.Config):
+class Config(fewshot_config.Config):
     """Few-shot classification, latent size."""
 
     models: tuple[str, ...] = chooses(MODELS)
