@@ -16,7 +16,7 @@ from intention.lab.experiments.compare import UNTESTED, together
 from intention.lab.experiments.fewshot_config import ACCURACY, LONG, UNSEEN
 from intention.lab.results import Row, select
 
-BASELINES = ("attention", "neural_process", "maml")
+BASELINES = ("attention", "neural_process")
 ORDER = ("intention", "maml", "neural_process", "attention")
 PRINTED = 0.673  # Intention in Table 1
 SMALL = (16, 32)  # sizes of e_H
@@ -123,7 +123,18 @@ def claims_table_1(rows: Sequence[Row]) -> list[Claim]:
     where = "section 5.2, Table 1"
     order = " > ".join(label(model) for model in ORDER)
     return [
-        _claim(rows, f"Intention outperforms all the baselines {ABOVE}", where, _against("intention", BASELINES)),
+        _claim(
+            rows,
+            f"Intention outperforms all the baselines: Attention and Neural Process {ABOVE}",
+            where,
+            _against("intention", BASELINES),
+        ),
+        _claim(
+            rows,
+            f"Intention outperforms all the baselines: MAML, on its one seed {ABOVE}",
+            where,
+            _against("intention", ("maml",)),
+        ),
         _claim(rows, f"The order is that of the paper: {order} {ABOVE}", where, _ordered),
         _claim(
             rows,
