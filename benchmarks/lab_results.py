@@ -16,7 +16,7 @@ from table import fill, markdown
 ROOT = Path(__file__).parent.parent
 FOLDERS = (ROOT / "results" / "standard", ROOT / "results" / "real")
 SHORT = {"computations_2d": 1, "normalisation": 1, "policy": 1}  # experiment -> which of its claims, if not the first
-FIGURES = ("sine", "policy", "kabsch", "scaling")  # the first figure of each
+FIGURES = ("sine", "policy", "kabsch", "scaling", "pixels")  # the first figure of each
 
 
 def rows() -> list[Row]:
