@@ -52,7 +52,7 @@ READING = """
 - Learning rates of both: searched at the length of `quick` on MNIST, one grid for all models, with one seed that is not
   published; its images are drawn from the same test part. At that length it hardly tells the rates of σIntention,
   Neural Process and linear attention apart (within 2%). σIntention's best rate, 10⁻², is not kept: its features
-  grow so much (squared norm 3·10⁵ after 300 steps in a trial) that accuracy is lost, with warnings, and each solve takes
+  grow so much (squared norm 3·10⁵ after 300 steps in a trial) that accuracy is lost, with warnings, and a solve takes
   many times as long. It has the second best, 10⁻³.
 - σIntention stayed near the mean of the context in all trials (up to 300 steps). With one embedding of keys and
   queries, its softmax sees entries of the hat matrix for each observed pixel: no weight is over e² times another.
