@@ -9,7 +9,7 @@ from intention.lab import data
 from intention.lab.experiments import fewshot_runs
 from intention.lab.experiments.base import Job, Measure
 from intention.lab.experiments.fewshot_claims import claims_table_1 as claims
-from intention.lab.experiments.fewshot_config import LONG, MODELS, SHARED_READING, Classifier, Config, Longer, MamlNet
+from intention.lab.experiments.fewshot_config import LONG, MODELS, SHARED_READING, SHORT, Classifier, Config, Longer, MamlNet
 from intention.lab.experiments.fewshot_figures import plot_table_1 as plot
 from intention.lab.place import Place
 
@@ -62,16 +62,9 @@ QUICK = replace(
     STANDARD,
     models=MODELS,
     seeds=2,
-    precision="float32",
-    width=16,
-    queries=5,
-    steps=100,
-    decay_period=10,
-    evaluation_episodes=100,
-    validation_episodes=50,
-    validations=2,
     maml_first=MamlNet(0.03, inner_steps=3, inner_rate=0.05, validation_episodes=30),
     maml=MamlNet(0.03, inner_steps=3, inner_rate=0.05, validation_episodes=30),
+    **SHORT,
     **{name: Classifier(256, 0.1) for name in ("intention", "intention_ce", "intention_lda", "intention_qda")},
     attention=Classifier(64, 0.05, (64, 64), heads=5),
     neural_process=Classifier(128, 0.03, (64,)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from intention.lab.experiments.base import chooses, require
 from intention.lab.train import Plan
@@ -158,3 +158,16 @@ class Config:
             weight_decay=self.weight_decay,
             keep=VALIDATION,
         )
+
+
+# what the quick presets of all few-shot experiments change
+SHORT: dict[str, Any] = {
+    "precision": "float32",
+    "width": 16,
+    "queries": 5,
+    "steps": 100,
+    "decay_period": 10,
+    "evaluation_episodes": 100,
+    "validation_episodes": 50,
+    "validations": 2,
+}

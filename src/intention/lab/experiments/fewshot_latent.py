@@ -46,18 +46,7 @@ class Config(fewshot_config.Config):
 
 PAPER = Config(encoder="resnet12")
 STANDARD = replace(PAPER, encoder="conv4", precision="bfloat16", steps=1000, batch=2, decay_period=100, validations=10)
-QUICK = replace(
-    STANDARD,
-    seeds=1,
-    precision="float32",
-    width=16,
-    queries=5,
-    steps=100,
-    decay_period=10,
-    evaluation_episodes=100,
-    validation_episodes=50,
-    validations=2,
-)
+QUICK = replace(STANDARD, seeds=1, **fewshot_config.SHORT)
 PRESETS = {"quick": QUICK, "standard": STANDARD, "paper": PAPER}
 
 

@@ -9,7 +9,7 @@ from intention.lab import data
 from intention.lab.experiments import fewshot_runs
 from intention.lab.experiments.base import Job, Measure
 from intention.lab.experiments.fewshot_claims import claims_table_2 as claims
-from intention.lab.experiments.fewshot_config import SHARED_READING, Config
+from intention.lab.experiments.fewshot_config import SHARED_READING, SHORT, Config
 from intention.lab.experiments.fewshot_figures import plot_table_2 as plot
 from intention.lab.place import Place
 
@@ -34,18 +34,7 @@ READING = (
 MODELS = ("intention", "intention_kernel", "intention_lda", "intention_qda")
 PAPER = Config(models=MODELS, encoder="resnet12")
 STANDARD = replace(PAPER, precision="bfloat16", width=16, steps=150, decay_period=15, validations=2)
-QUICK = replace(
-    STANDARD,
-    seeds=1,
-    precision="float32",
-    width=8,
-    queries=5,
-    steps=100,
-    decay_period=10,
-    evaluation_episodes=100,
-    validation_episodes=50,
-    validations=2,
-)
+QUICK = replace(STANDARD, seeds=1, **(SHORT | {"width": 8}))
 PRESETS = {"quick": QUICK, "standard": STANDARD, "paper": PAPER}
 
 
