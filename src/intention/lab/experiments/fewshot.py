@@ -9,7 +9,16 @@ from intention.lab import data
 from intention.lab.experiments import fewshot_runs
 from intention.lab.experiments.base import Job, Measure
 from intention.lab.experiments.fewshot_claims import claims_table_1 as claims
-from intention.lab.experiments.fewshot_config import LONG, MODELS, SHARED_READING, SHORT, Classifier, Config, Longer, MamlNet
+from intention.lab.experiments.fewshot_config import (
+    LONG,
+    MODELS,
+    SHARED_READING,
+    SHORT,
+    Classifier,
+    Config,
+    Longer,
+    MamlNet,
+)
 from intention.lab.experiments.fewshot_figures import plot_table_1 as plot
 from intention.lab.place import Place
 
