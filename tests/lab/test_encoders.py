@@ -28,6 +28,22 @@ def images(count: int, size: int = 28, channels: int = 3) -> Tensor:
     return torch.randint(256, (count, size, size, channels), dtype=torch.uint8, generator=generator)
 
 
+def test_pooling_that_rounds_up_keeps_borders(tmp_path: Path) -> None:
+    encoder = build("conv4", 28, 3, 5, round_up=True).eval()
+    x = images(2)
+    assert encoder.d == 5 * 4
+    assert encoder(normalise(x)).shape == (2, 20)
+    border = x.clone()
+    border[:, -4:] = 0
+    plain = build("conv4", 28, 3, 5).eval()
+    plain.load_state_dict(encoder.state_dict())
+    assert not torch.equal(encoder(normalise(border)), encoder(normalise(x)))
+    torch.testing.assert_close(encoder(normalise(x))[:, ::4], plain(normalise(x)))  # the corner that both have
+    save_encoder(tmp_path / "encoder.safetensors", encoder)
+    loaded = load_encoder(tmp_path / "encoder.safetensors")
+    assert torch.equal(loaded(normalise(x)), encoder(normalise(x)))
+
+
 def settled(kind: str, channels: int = 3, width: int = 5) -> encoders.Encoder:
     """One whose batch norms have seen something: running statistics are not 0 and 1."""
     torch.manual_seed(1)

@@ -37,6 +37,7 @@ from intention.lab.models.fewshot import (
     Pretrained,
     Prototypes,
     SigmaVote,
+    mix,
     score_loss,
 )
 from intention.lab.place import Place
@@ -402,7 +403,7 @@ def noise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data, "load", lambda name: data.Data(name, parts, True))
 
 
-@pytest.mark.parametrize("model", ["intention", "pretrained", "maml"])
+@pytest.mark.parametrize("model", ["intention", "intention_longer", "pretrained", "maml"])
 def test_a_killed_run_on_images_goes_on_to_the_same_rows(model: str, tmp_path: Path, noise: None) -> None:
     def kill(step: int, steps: int, values: object) -> None:
         if step == 4:
@@ -416,7 +417,7 @@ def test_a_killed_run_on_images_goes_on_to_the_same_rows(model: str, tmp_path: P
     saved = tmp_path / "encoder.safetensors"
     assert saved.exists() is (model != "maml")
     if saved.exists():
-        assert load_encoder(saved).d == 4
+        assert load_encoder(saved).d == (16 if model == "intention_longer" else 4)  # pooling rounds up
 
 
 def test_resnet12_runs(noise: None) -> None:
@@ -465,6 +466,27 @@ def test_varied_images_are_mirrored_and_shifted_and_nothing_else() -> None:
     assert len(set(found)) > 20  # 60 images, 50 possibilities
     plain = sample(6, torch.Generator().manual_seed(0))
     assert torch.equal(shots.classes, plain.classes)  # the same episodes
+
+
+def test_mixed_tasks_are_tasks_of_the_batch() -> None:
+    """Features tell class and image: a label is one class, all of its images once, shots and queries anew."""
+    image = torch.arange(60)
+    pool = Pool(torch.stack([image % 6, image], -1).float(), image % 6)
+    shots = pool.sample(2, seeded(), way=4, shot=2, queries=3)  # 8 of 6 classes: at least two are in both episodes
+    torch.manual_seed(0)
+    features, labels = mix(shots.x, shots, 200)
+    assert labels.tolist() == [[0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]] * 200
+    own = torch.cat([torch.arange(4).repeat_interleave(2), labels[0]])
+    given = {tuple(one) for one in shots.x.flatten(0, 1).tolist()}
+    for task in features:
+        classes = [task[own == label][:, 0].unique() for label in range(4)]
+        assert all(len(one) == 1 for one in classes)
+        assert len(torch.cat(classes).unique()) == 4
+        assert len(task[:, 1].unique()) == 20
+        assert {tuple(one) for one in task.tolist()} <= given
+    contexts = {tuple(sorted(task[:8, 1].tolist())) for task in features}
+    assert len(contexts) > 190  # each task has examples of its own
+    assert {int(one) for one in features[:, 0, 0]} == set(shots.classes.flatten().tolist())
 
 
 def test_each_part_of_the_data_has_its_purpose(noise: None, monkeypatch: pytest.MonkeyPatch) -> None:

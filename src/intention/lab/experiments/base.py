@@ -41,7 +41,7 @@ LABELS = {
     "mlp": "MLP",
     "maml": "MAML",
     "maml_first": "MAML (first order)",
-    "intention_longer": "Intention (longer, images varied)",
+    "intention_longer": "Intention (trained further)",
     "intention_ce": "Intention (cross-entropy)",
     "intention_kernel": "Intention-kernel",
     "intention_lda": "Intention-LDA (the printed “QDA”: pooled)",

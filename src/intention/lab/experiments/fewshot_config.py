@@ -71,13 +71,17 @@ class Classifier:
 
 @dataclass(frozen=True)
 class Longer(Classifier):
-    """A head that is trained `times` as long as the others, on images that are flipped and shifted at random."""
+    """A head for which more is done: `times` the steps, to a rate of 0, and what else follows."""
 
     times: int = 3
+    tasks: int = 16  # of a step, from the images of its episodes; 0: the episodes themselves
+    round_up: bool = True  # Conv4's pooling keeps odd borders: 256 features of 28x28 images instead of 64
+    shift: int = 2  # images are mirrored and shifted by up to so many pixels; -1: neither
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.times >= 1, f"times must be at least 1, got {self.times}")
+        for name, smallest in (("times", 1), ("tasks", 0), ("shift", -1)):
+            require(getattr(self, name) >= smallest, f"{name} must be at least {smallest}, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True)
@@ -145,12 +149,13 @@ class Config:
             self.plan(model)
 
     def plan(self, model: str) -> Plan:
-        times = self.intention_longer.times if model == "intention_longer" else 1
+        longer = model == "intention_longer"
+        times = self.intention_longer.times if longer else 1
         return Plan(
             self.steps * times,
             self.batch,
             getattr(self, model).learning_rate,
-            "decay",
+            "cosine" if longer else "decay",
             decay_period=self.decay_period * times,
             clip=self.clip,
             evaluate_every=max(1, self.steps * times // self.validations),

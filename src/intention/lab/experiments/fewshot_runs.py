@@ -35,8 +35,9 @@ def run(job: Job, place: Place, latent: int | None = None) -> Iterator[Measure]:
     model = build(config, job.model, pools["train"], latent)
     yield judge(model, pools["test"], config, job.seed, BEFORE)
     sample = partial(pools["train"].sample, way=config.way, shot=config.shot, queries=config.queries)
-    if job.model == "intention_longer" and pools["train"].x.dim() > 2:
-        sample = partial(varied, sample)
+    shift = getattr(getattr(config, job.model), "shift", -1)
+    if shift >= 0 and pools["train"].x.dim() > 2:
+        sample = partial(varied, sample, most=shift)
     count = getattr(getattr(config, job.model), "validation_episodes", config.validation_episodes)
     check = partial(validate, pools["val"], config, count, job.seed)
     history = train(
@@ -83,7 +84,7 @@ def some_of(pool: Pool) -> Pool:
 
 def build(config: Config, model: str, pool: Pool, latent: int | None = None) -> nn.Module:
     net: Any = getattr(config, model)
-    encoder, d = _encoder(config, pool.x, running=not model.startswith("maml"))
+    encoder, d = _encoder(config, pool.x, not model.startswith("maml"), getattr(net, "round_up", False))
     if model.startswith("maml"):
         return fewshot.ImageMaml(encoder, d, config.way, net.inner_steps, net.inner_rate, model == "maml")
     latent = int(net.latent) if latent is None else latent
@@ -104,7 +105,9 @@ def build(config: Config, model: str, pool: Pool, latent: int | None = None) -> 
         "protonet": fewshot.Prototypes,
     }
     loss = "mse" if model in ("intention", "intention_longer", "intention_kernel") else "cross-entropy"
-    built = fewshot.FewShot(encoder, d, latent, heads[model](), loss, model in BY_DISTANCE)
+    tasks = getattr(net, "tasks", 0)
+    kind = partial(fewshot.Mixed, tasks) if tasks else fewshot.FewShot
+    built = kind(encoder, d, latent, heads[model](), loss, model in BY_DISTANCE)
     if model == "attention":
         fewshot.start_as_in_jax(built.embed, built.head)
     return built
@@ -114,11 +117,13 @@ def _kernel_head(alpha: float, d: int) -> nn.Module:
     return fewshot.LsSvm(alpha, "mse", kernels.Gaussian(1 / d, learnable=True))
 
 
-def _encoder(config: Config, x: Tensor, running: bool) -> tuple[encoders.Encoder | None, int]:
+def _encoder(config: Config, x: Tensor, running: bool, round_up: bool) -> tuple[encoders.Encoder | None, int]:
     """None for features."""
     if x.dim() == 2:
         return None, x.shape[1]
-    more: dict[str, Any] = {"running": running} if config.encoder == "conv4" else {"dropblock": config.dropblock}
+    more: dict[str, Any] = {"running": running, "round_up": round_up}
+    if config.encoder == "resnet12":
+        more = {"dropblock": config.dropblock}
     built = encoders.build(config.encoder, x.shape[1], x.shape[-1], config.width, config.precision, **more)
     return built, built.d
 

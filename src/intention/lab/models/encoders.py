@@ -27,6 +27,7 @@ class Encoder(nn.Module):
     """What both encoders share: the shape of their input, the precision of their convolutions, the features' number."""
 
     d: int  # features of an image
+    round_up = False
 
     def __init__(self, kind: str, size: int, channels: int, width: int, precision: str) -> None:
         super().__init__()
@@ -49,26 +50,34 @@ class Conv4(Encoder):
 
     Args:
         running: batch norm keeps running statistics for evaluation; without, it uses those of the batch always.
+        round_up: pooling keeps the last row and column of an odd size ("SAME" in JAX), so that 28 pixels become 2.
     """
 
     def __init__(
-        self, size: int, channels: int, width: int = 64, precision: str = "float32", running: bool = True
+        self,
+        size: int,
+        channels: int,
+        width: int = 64,
+        precision: str = "float32",
+        running: bool = True,
+        round_up: bool = False,
     ) -> None:
         super().__init__("conv4", size, channels, width, precision)
+        self.round_up = round_up
         inside = (channels, width, width, width)
-        self.blocks = nn.Sequential(*(_block(each, width, running) for each in inside))
-        self.d = width * (size // 16) ** 2
+        self.blocks = nn.Sequential(*(_block(each, width, running, round_up) for each in inside))
+        self.d = width * (-(-size // 16) if round_up else size // 16) ** 2
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def features(self, x: Tensor) -> Tensor:
         return self.blocks(x).flatten(1)
 
 
-def _block(inside: int, outside: int, running: bool) -> nn.Module:
+def _block(inside: int, outside: int, running: bool, round_up: bool) -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(inside, outside, 3, padding=1),
         nn.BatchNorm2d(outside, track_running_stats=running),
-        nn.MaxPool2d(2),  # before the ReLU: the same numbers, on a quarter of the pixels
+        nn.MaxPool2d(2, ceil_mode=round_up),  # before the ReLU: the same numbers, on a quarter of the pixels
         nn.ReLU(),
     )
 
@@ -135,7 +144,7 @@ def save_encoder(path: Path, encoder: Encoder) -> None:
     """The weights and what is needed to build the encoder again, in one safetensors file."""
     from safetensors.torch import save as to_bytes
 
-    about = {name: getattr(encoder, name) for name in ("kind", "size", "channels", "width")}
+    about = {name: getattr(encoder, name) for name in ("kind", "size", "channels", "width", "round_up")}
     tensors = {name: tensor.contiguous() for name, tensor in encoder.state_dict().items()}
     write_whole(path, to_bytes(tensors, {"encoder": json.dumps(about)}))
 
@@ -151,7 +160,8 @@ def load_encoder(path: Path) -> Encoder:
             tensors = {name: file.get_tensor(name) for name in names}
         if about["kind"] not in KINDS:
             raise ValueError(f"its kind is {about['kind']!r}, not one of {KINDS}")
-        encoder = build(about["kind"], int(about["size"]), int(about["channels"]), int(about["width"]))
+        more: dict[str, Any] = {"round_up": True} if about.get("round_up") else {}
+        encoder = build(about["kind"], int(about["size"]), int(about["channels"]), int(about["width"]), **more)
         encoder.load_state_dict(tensors)
     except OSError as error:
         raise LabError(f"cannot read the encoder {path}: {error}") from error

@@ -7,6 +7,7 @@ A head takes embedded queries (B, M, d) and keys (B, N, d) with one-hot values (
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -58,6 +59,38 @@ class FewShot(nn.Module):
     def forward(self, shots: Shots) -> Tensor:
         """The loss of a batch of tasks."""
         return score_loss(self.scores(shots), shots.labels, self.loss_name)
+
+
+class Mixed(FewShot):
+    """Trained on `tasks` tasks that are drawn from the images of a batch: of all its classes, with other examples.
+
+    An image is encoded once, which is nearly all of the work, and takes part in many tasks.
+    """
+
+    def __init__(self, tasks: int, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.tasks = tasks
+
+    def forward(self, shots: Shots) -> Tensor:
+        features = self.encode(shots.x.flatten(0, 1)).unflatten(0, shots.x.shape[:2])
+        features, labels = mix(features, shots, self.tasks)
+        return score_loss(self.answer(features, shots.value[:1].expand(self.tasks, -1, -1)), labels, self.loss_name)
+
+
+def mix(features: Tensor, shots: Shots, tasks: int) -> tuple[Tensor, Tensor]:
+    """Features (tasks, N + M, d) and queries' labels (tasks, M), from those of episodes (B, N + M, d)."""
+    way, n = shots.classes.shape[1], shots.value.shape[1]
+    by_class = [part.unflatten(1, (way, -1)) for part in (features[:, :n], features[:, n:])]
+    points = torch.cat(by_class, 2).flatten(0, 1)  # (classes, images, d)
+    known = shots.classes.flatten()
+    # two episodes may have a class in common: it is drawn once, or a task would have it under two labels
+    first = ~torch.ones(len(known), len(known), dtype=torch.bool).tril(-1).logical_and(known[:, None] == known).any(1)
+    chosen = torch.rand(tasks, len(known)).masked_fill(~first, 2.0).argsort(-1)[:, :way]
+    images = torch.rand(tasks, way, points.shape[1]).argsort(-1)
+    drawn = points[chosen.unsqueeze(-1), images]  # (tasks, way, images, d)
+    shot = n // way
+    mixed = torch.cat([drawn[:, :, :shot].flatten(1, 2), drawn[:, :, shot:].flatten(1, 2)], 1)
+    return mixed, shots.labels[:1].expand(tasks, -1)
 
 
 class Folded(nn.Linear):

@@ -68,7 +68,7 @@ class Pool:
 Sample = Callable[[int, torch.Generator], Shots]
 
 
-def varied(sample: Sample, batch: int, generator: torch.Generator, most: int = 3) -> Shots:
+def varied(sample: Sample, batch: int, generator: torch.Generator, most: int) -> Shots:
     """Episodes of images (..., h, w, c), half of them mirrored, each shifted by up to `most` pixels; edges repeat."""
     shots = sample(batch, generator)
     x = shots.x.flatten(0, 1)
