@@ -22,7 +22,7 @@ from intention.lab.experiments import fewshot, fewshot_latent, fewshot_resnet, f
 from intention.lab.experiments.base import COLOURS, LABELS, Job, Measure, label
 from intention.lab.experiments.compare import UNTESTED
 from intention.lab.experiments.fewshot_claims import percent
-from intention.lab.experiments.fewshot_config import LONG, MODELS, Classifier, MamlNet
+from intention.lab.experiments.fewshot_config import MODELS, Classifier, MamlNet
 from intention.lab.experiments.fewshot_figures import mean, table, table_latent
 from intention.lab.experiments.fewshot_runs import correct
 from intention.lab.files import LabError
@@ -439,7 +439,6 @@ def test_latent_sizes_run(features: str) -> None:
 
 
 def test_second_order_maml_has_seeds_of_its_own() -> None:
-    assert set(LONG) == {"maml", "intention_longer"}
     jobs = list(fewshot.jobs(replace(TINY, seeds=3, maml_seeds=1, models=("intention", "maml"))))
     assert [(job.model, job.seed) for job in jobs] == [
         ("intention", 0),

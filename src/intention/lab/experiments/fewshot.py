@@ -10,7 +10,6 @@ from intention.lab.experiments import fewshot_runs
 from intention.lab.experiments.base import Job, Measure
 from intention.lab.experiments.fewshot_claims import claims_table_1 as claims
 from intention.lab.experiments.fewshot_config import (
-    LONG,
     MODELS,
     SHARED_READING,
     SHORT,
@@ -57,7 +56,9 @@ STANDARD = replace(
         "attention",
         "neural_process",
         "protonet",
-    ),  # a step of second-order MAML takes 6 times as long
+        "maml",
+        "intention_longer",
+    ),
     precision="bfloat16",
     steps=2000,
     batch=2,
@@ -66,6 +67,7 @@ STANDARD = replace(
     neural_process=Classifier(2048, 0.03, (1024,)),
     maml_first=MamlNet(0.03, inner_steps=3, inner_rate=0.05),
     maml=MamlNet(0.03, inner_steps=3, inner_rate=0.05),
+    intention_longer=Longer(8192, 0.1, times=4),
 )
 QUICK = replace(
     STANDARD,
@@ -84,7 +86,7 @@ PRESETS = {"quick": QUICK, "standard": STANDARD, "paper": PAPER}
 
 def jobs(config: Config) -> Iterable[Job]:
     config = replace(config, data=data.choose(config.data, "miniimagenet"))
-    seeds = {model: config.maml_seeds if model in LONG else config.seeds for model in config.models}
+    seeds = {model: config.maml_seeds if model == "maml" else config.seeds for model in config.models}
     return [
         Job("fewshot", config, model, seed, {"data": config.data})
         for seed in range(max(config.seeds, config.maml_seeds))

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from intention.lab.experiments.base import Claim, data_name, label
 from intention.lab.experiments.compare import UNTESTED, together
-from intention.lab.experiments.fewshot_config import ACCURACY, LONG, UNSEEN
+from intention.lab.experiments.fewshot_config import ACCURACY, UNSEEN
 from intention.lab.results import Row, select
 
 BASELINES = ("attention", "neural_process")
@@ -69,7 +69,7 @@ def trained(rows: Sequence[Row]) -> str:
 
 def same_seeds(own: Seeds, other: Seeds, model: str) -> tuple[Seeds, Seeds]:
     """Nothing unless both ran with the same seeds. Second-order MAML has fewer: it is compared on those it has."""
-    if model in LONG:
+    if model == "maml":
         common = set(own) & set(other)
         own, other = ({seed: rows[seed] for seed in common} for rows in (own, other))
     return (own, other) if own and set(own) == set(other) else ({}, {})

@@ -20,7 +20,6 @@ BY_DISTANCE = (
     "intention_qda",
     "intention_kernel",
 )
-LONG = ("maml", "intention_longer")
 SHARED_READING = """
 - 5 classes, 5 images of each as context and 15 as queries. Encoders, e_H, heads, optimiser (SGD, momentum 0.9, additive
   weight decay 5·10⁻⁴) and schedule (rate · 0.8^(t/T − 1) from step T on) are the paper's; T is 10,000 there and a tenth
@@ -106,7 +105,7 @@ class Config:
     data: str = chooses("auto")  # a name, a folder of images, an npz; auto: miniImageNet if it is there, or glyphs
     models: tuple[str, ...] = chooses(MODELS)
     seeds: int = chooses(2)
-    maml_seeds: int = chooses(1)  # of second-order MAML and of the longer line, which take several times as long
+    maml_seeds: int = chooses(1)  # of second-order MAML, which takes several times as long
     encoder: Literal["conv4", "resnet12"] = "conv4"
     width: int = 64  # channels of Conv4; of ResNet-12's first block, the others have 2, 4 and 8 times as many
     dropblock: float = 0.0
