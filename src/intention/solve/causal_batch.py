@@ -82,12 +82,20 @@ def pull_causal(grad: Tensor, tokens: Tokens) -> Tokens:
 
 
 def fit_span(own: Chunked, before: Sums) -> Span:
-    span = _fit(own, before)
     if own.key.dtype == torch.float64 or not has_float64(own.key.device):
-        return span
-    if bool((span.fits.ratio < EASY[own.key.dtype]).all()):  # looks at the host; NaN is not less
-        return span
+        return _fit(own, before)
+    if before.gram is not None or bool((_first_ratio(own) < EASY[own.key.dtype]).all()):
+        span = _fit(own, before)
+        if bool((span.fits.ratio < EASY[own.key.dtype]).all()):  # looks at the host; NaN is not less
+            return span
     return _fit(own.to(torch.float64), before)
+
+
+def _first_ratio(own: Chunked) -> Tensor:
+    """The ratio of the first chunk of all, before which Sigma is alpha I: known without a factor."""
+    squares = own.key[:, 0].square() if own.weight is None else own.weight[:, 0] * own.key[:, 0].square()
+    gain, alpha = 1.0 if own.gain is None else own.gain.view(-1), own.alpha.view(-1)
+    return squares.sum(1).amax(-1) * gain / alpha + 1
 
 
 def _fit(own: Chunked, before: Sums) -> Span:
