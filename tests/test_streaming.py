@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from intention import CausalState, causal_intention
 from intention.nn.mixers import MIXERS, make_mixer
-from intention.streaming import delta_stream
+from intention.recurrent import delta_stream
 
 STREAMS = ("intention", "sigma_intention", "attention", "linear_attention", "delta")
 D = torch.float64
@@ -113,6 +114,7 @@ def test_a_mixers_stream_is_its_causal_forward(mixer: str) -> None:
     module = make_mixer(mixer, 32, 4, batch_first=True).eval()
     x = torch.randn(2, 100, 32)
     whole, _ = module.stream(x)  # type: ignore[operator]
+    copy.deepcopy(module)  # a call leaves nothing behind
     first, stream = module.stream(x[:, :90])  # type: ignore[operator]
     parts = [first]
     for t in range(90, 100):
@@ -131,6 +133,8 @@ def test_mixers_that_cannot_stream_say_so() -> None:
         make_mixer("neural_process", 32, 4, batch_first=True).stream(x)  # type: ignore[operator]
     with pytest.raises(ValueError, match="batch, tokens, 32"):
         make_mixer("intention", 32, 4, batch_first=True).stream(x[..., :3])  # type: ignore[operator]
+    with pytest.raises(NotImplementedError, match="in their order"):
+        make_mixer("delta", 32, 4, batch_first=True)(x, x, x, need_weights=False)
     assert set(STREAMS) | {"neural_process"} == set(MIXERS)
 
 

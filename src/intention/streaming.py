@@ -23,7 +23,6 @@ from torch import Tensor
 from intention import checks, storage
 from intention.covariance import default_alpha, gain_of, largest_alpha
 from intention.solve.causal import Tokens
-from intention.solve.causal_batch import CHUNK
 from intention.solve.each import triangle
 from intention.solve.sequence import causal
 
@@ -75,8 +74,7 @@ class CausalState:
         scale: float | None = None,
     ) -> tuple[Tensor, CausalState]:
         """Answers (..., N, k) to the next N tokens, all at once, and the state after them."""
-        out, gram, cross = _run(query, key, value, weight, decay, scale, self)
-        return out, dataclasses.replace(self, gram=gram, cross=cross)
+        return _run(query, key, value, weight, decay, scale, self)  # type: ignore[return-value]
 
     def step(
         self,
@@ -177,8 +175,8 @@ def _run(
     decay: Tensor | None,
     scale: float | None,
     before: CausalState | tuple[Tensor, str],
-) -> tuple[Tensor, Tensor, Tensor]:
-    """(answers, S, B); without values the answers are the transformed queries."""
+) -> tuple[Tensor, CausalState | None]:
+    """Answers, and the state after them where there was one; without values they are the transformed queries."""
     read = key if value is None else value
     checks.points(query, key, read)
     checks.scale(scale)
@@ -214,8 +212,11 @@ def _run(
     out, _ = causal(tokens, logs)
     if scale is not None:
         out = out * scale
-    gram, cross = _after(tokens, logs) if state is not None else (tokens.key, tokens.key)
-    return tuple(x.reshape(*lead, *x.shape[1:]).to(kind) for x, kind in ((out, dtype), (gram, SUMS), (cross, SUMS)))  # type: ignore[return-value]
+    out = out.reshape(*lead, *out.shape[1:]).to(dtype)
+    if state is None:
+        return out, None
+    gram, cross = (x.reshape(*lead, *x.shape[1:]) for x in _after(tokens, logs))
+    return out, dataclasses.replace(state, gram=gram, cross=cross)
 
 
 def _after(tokens: Tokens, log_decay: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -267,7 +268,7 @@ def _packed(
         own = there.to(key.dtype) if weight is None else torch.where(there, part(weight, -1), 0.0)
         fade = None if decay is None else torch.where(there, part(decay, -1), 1.0)
         before = (alpha.unsqueeze(-1) if alpha.dim() else alpha, covariance)
-        out, _, _ = _run(part(query, -2), part(key, -2), part(value, -2), own, fade, scale, before)
+        out, _ = _run(part(query, -2), part(key, -2), part(value, -2), own, fade, scale, before)
         outs.append(out.flatten(-3, -2).index_select(-2, there.flatten().nonzero()[:, 0]))
         places.append(index[there])
     return torch.cat(outs, -2).index_select(-2, torch.cat(places).argsort())
@@ -284,39 +285,8 @@ def sigma_stream(
         memory = (key[..., :0, :], value[..., :0, :], state)
     keys, values, state = memory
     seen = keys.shape[-2]
-    moved, gram, cross = _run(query, key, None, None, None, scale, state)
+    moved, state = _run(query, key, None, None, None, scale, state)
     keys, values = torch.cat([keys, key], -2), torch.cat([values, value], -2)
     shown = None if seen == 0 else triangle(query.shape[-2], keys.shape[-2], key.device, seen)
     out = TF.scaled_dot_product_attention(moved, keys, values, shown, is_causal=seen == 0, scale=1.0)
-    return out, (keys, values, dataclasses.replace(state, gram=gram, cross=cross))
-
-
-def linear_stream(query: Tensor, key: Tensor, value: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Linear attention of the next tokens, (q_t K_{<=t}') V_{<=t}, and the sum K'V; chunks, O(N d k)."""
-    return _in_turn(query, key, value, memory, lambda q, k, v, before, _: v)
-
-
-def delta_stream(
-    query: Tensor, key: Tensor, value: Tensor, beta: Tensor, memory: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """S_t = S_{t-1} + beta_t k_t (v_t - k_t'S_{t-1})', o_t = q_t S_t: in a chunk, one triangular system."""
-
-    def corrections(q: Tensor, k: Tensor, v: Tensor, before: Tensor, start: int) -> Tensor:
-        rate = beta[..., start : start + k.shape[-2]].unsqueeze(-1)
-        size = k.shape[-2]
-        system = torch.eye(size, dtype=k.dtype, device=k.device) + (rate * (k @ k.mT)).tril(-1)
-        return torch.linalg.solve_triangular(system, rate * (v - k @ before), upper=False, unitriangular=True)
-
-    return _in_turn(query, key, value, memory, corrections)
-
-
-def _in_turn(query: Tensor, key: Tensor, value: Tensor, memory: Tensor | None, rows: Any) -> tuple[Tensor, Tensor]:
-    """Chunk by chunk: o = q S + tril(q k') u and S + k'u, with the rows u that `rows` makes of a chunk's values."""
-    sums = key.new_zeros(*key.shape[:-2], key.shape[-1], value.shape[-1]) if memory is None else memory
-    outs = []
-    for start in range(0, key.shape[-2], CHUNK):
-        q, k, v = (x[..., start : start + CHUNK, :] for x in (query, key, value))
-        u = rows(q, k, v, sums, start)
-        outs.append(q @ sums + (q @ k.mT).tril() @ u)
-        sums = sums + k.mT @ u
-    return torch.cat(outs, -2), sums
+    return out, (keys, values, state)

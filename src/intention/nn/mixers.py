@@ -14,9 +14,9 @@ from intention import checks, masks
 from intention import functional as F
 from intention.nn.embed import mlp
 from intention.nn.heads import NeuralProcess
-from intention.nn.multihead import Heads, Multihead, MultiheadIntention
+from intention.nn.multihead import Heads, Multihead, MultiheadIntention, Projected
 from intention.nn.scaling import number
-from intention.streaming import delta_stream, linear_stream
+from intention.recurrent import delta_stream, linear_stream
 
 
 class Scaled(Multihead):
@@ -42,8 +42,9 @@ class MultiheadAttention(Scaled):
     def mix(self, heads: Heads) -> Tensor:
         return F.attention(*heads[:6], scale=self.scale)
 
-    def advance(self, query: Tensor, key: Tensor, value: Tensor, memory: Any, seen: int) -> tuple[Tensor, Any]:
+    def advance(self, x: Tensor, heads: Projected, memory: Any, seen: int) -> tuple[Tensor, Any]:
         """All keys and values: the memory grows with the tokens."""
+        query, key, value = heads
         if memory is not None:
             key, value = (torch.cat([old, new], -2) for old, new in zip(memory, (key, value), strict=True))
         shown = None if seen == 0 else masks.triangle(query.shape[-2], key.shape[-2], key.device, seen)
@@ -68,8 +69,9 @@ class MultiheadLinearAttention(Scaled):
             heads = heads._replace(query=(query * (self.head_dim * n) ** -0.5).to(query.dtype))
         return F.linear_attention(*heads[:6], scale=self.scale)
 
-    def advance(self, query: Tensor, key: Tensor, value: Tensor, memory: Any, seen: int) -> tuple[Tensor, Any]:
+    def advance(self, x: Tensor, heads: Projected, memory: Any, seen: int) -> tuple[Tensor, Any]:
         """The sum K'V."""
+        query, key, value = heads
         if self.scale is None:
             numbers = seen + torch.arange(1, query.shape[-2] + 1, device=query.device).unsqueeze(-1)
             query = query * (self.head_dim * numbers.to(query.dtype)) ** -0.5
@@ -92,13 +94,14 @@ class MultiheadDelta(Multihead):
         weight = self.out_proj.weight
         self.strength = nn.Linear(self.embed_dim, self.num_heads, device=weight.device, dtype=weight.dtype)
 
-    def stream(self, x: Tensor, before: Any = None, rotate: Any = None) -> Any:
-        self._beta = torch.sigmoid(self.strength(x)).transpose(1, 2)  # (batch, heads, n)
-        return super().stream(x, before, rotate)
+    def mix(self, heads: Heads) -> Tensor:
+        raise NotImplementedError("the delta rule reads tokens in their order; use stream(x) in the place of a forward")
 
-    def advance(self, query: Tensor, key: Tensor, value: Tensor, memory: Any, seen: int) -> tuple[Tensor, Any]:
+    def advance(self, x: Tensor, heads: Projected, memory: Any, seen: int) -> tuple[Tensor, Any]:
         """The matrix S."""
-        return delta_stream(TF.normalize(query, dim=-1), TF.normalize(key, dim=-1), value, self._beta, memory)
+        query, key, value = heads
+        beta = torch.sigmoid(self.strength(x)).transpose(1, 2)  # (batch, heads, n)
+        return delta_stream(TF.normalize(query, dim=-1), TF.normalize(key, dim=-1), value, beta, memory)
 
 
 class MultiheadNeuralProcess(Multihead):

@@ -18,6 +18,7 @@ from intention.nn.call import solve
 from intention.nn.scaling import Scale, check_scale, scale_queries
 from intention.streaming import CausalState, sigma_stream
 
+Projected = tuple[Tensor, Tensor, Tensor]  # queries, keys and values (batch, heads, n, features)
 Rotate = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
 
 
@@ -123,11 +124,11 @@ class Multihead(nn.MultiheadAttention):
         q, k, v = (y.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for y in self._project(x, x, x))
         if rotate is not None:
             q, k = rotate(q, k, seen)
-        mixed, memory = self.advance(q, k, v, None if before is None else before.memory, seen)
+        mixed, memory = self.advance(x, (q, k, v), None if before is None else before.memory, seen)
         return self.out_proj(mixed.transpose(1, 2).flatten(-2)), Stream(memory, seen + x.shape[1])
 
-    def advance(self, query: Tensor, key: Tensor, value: Tensor, memory: Any, seen: int) -> tuple[Tensor, Any]:
-        """The heads' answers to the next tokens, and what is remembered then."""
+    def advance(self, x: Tensor, heads: Projected, memory: Any, seen: int) -> tuple[Tensor, Any]:
+        """The heads' answers to the next tokens x, and what is remembered then."""
         raise NotImplementedError(f"{type(self).__name__} does not read streams")
 
     def _mix_and_map(self, heads: Heads) -> tuple[Tensor, Tensor]:
@@ -289,8 +290,9 @@ class MultiheadIntention(Multihead, HoldsAlpha):
             read=heads.read,
         )
 
-    def advance(self, query: Tensor, key: Tensor, value: Tensor, memory: Any, seen: int) -> tuple[Tensor, Any]:
+    def advance(self, x: Tensor, heads: Projected, memory: Any, seen: int) -> tuple[Tensor, Any]:
         """A CausalState; with softmax also all keys and values, as softmax attention has to remember them."""
+        query, key, value = heads
         computed = isinstance(self.alpha, nn.Module) and not isinstance(self.alpha, LearnableAlpha)
         if computed or not on_keys(self.covariance):
             raise ValueError(
@@ -300,10 +302,9 @@ class MultiheadIntention(Multihead, HoldsAlpha):
         alpha = self.alpha() if isinstance(self.alpha, LearnableAlpha) else self.alpha
         alpha = torch.as_tensor(default_alpha(self.covariance) if alpha is None else alpha)
         numbers = seen + torch.arange(1, query.shape[-2] + 1, device=query.device).unsqueeze(-1)
-        scale = self.scale if isinstance(self.scale, str) else None
-        if scale is not None:
-            query = scale_queries(query, scale, numbers, alpha, self.covariance)
-        factor = None if isinstance(self.scale, str) else self.scale
+        factor = self.scale
+        if isinstance(factor, str):
+            query, factor = scale_queries(query, factor, numbers, alpha, self.covariance), None
         if not self.softmax:
             state = memory
             if state is None:
