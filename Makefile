@@ -39,6 +39,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/modules.py
 	$(BIN)/python benchmarks/lab.py
 	$(BIN)/python benchmarks/images.py
+	$(BIN)/python benchmarks/causal.py
 
 fuzz: $(STAMP)
 	$(BIN)/python tests/fuzzing.py --count 5000

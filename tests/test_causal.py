@@ -234,6 +234,15 @@ def test_all_ways_to_forget_agree(gamma: float, size: int) -> None:
     assert decay.length(logs, 100) == size
 
 
+def test_conjugate_gradients_that_do_not_end_are_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decay, "STEPS", 1)
+    query, key, value = torch.randn(3, 2, 50, 6)
+    gamma = torch.full((2, 50), 0.9)
+    at = list(range(50))
+    out = causal_intention(query, key, value, alpha=5.0, decay=gamma)
+    assert relative(out, prefix_solves(query, key, value, 5.0, at, gamma)) < 1e-5
+
+
 def test_compiled_is_the_same() -> None:
     query, key, value = torch.randn(3, 2, 100, 8)
     gamma = torch.full((2, 100), 0.95)

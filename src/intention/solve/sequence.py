@@ -32,8 +32,9 @@ from intention.solve.rows import Points
 from intention.solve.tokenwise import tokenwise
 from intention.solve.transform import transform
 
-# The condition up to which float64 leaves errors of 1e-6 at most.
-LARGEST = 1e9
+# The condition up to which float64 leaves errors of 1e-6 at most, and the estimated error that is accepted: float32
+# stays below it where it serves, conjugate gradients where they have ended.
+LARGEST, WORST = 1e9, 1e-5
 
 Nine = tuple[Tensor | None, ...]  # Tokens and the logarithm of the decay
 
@@ -62,7 +63,7 @@ def causal_batch(*nine: Any) -> tuple[Tensor, Tensor, Tensor]:
         error = ratio * torch.finfo(torch.float64).eps + torch.finfo(tokens.key.dtype).eps
         out, report = found.to(tokens.key.dtype), Report(torch.full_like(ratio, FLOAT64), ratio, error)
     packed = pack(Report(*(x.to(out.dtype) for x in report)))
-    lost = ~(screen(report.condition, tokens.weight, tokens.alpha, tokens.gain) < LARGEST)
+    lost = ~(screen(report.condition, tokens.weight, tokens.alpha, tokens.gain) < LARGEST) | ~(report.error < WORST)
     if bool(lost.any()):
         finite = torch.isfinite(tokens.key).flatten(1).all(-1)
         out, packed = (torch.where(finite.view(-1, *[1] * (x.dim() - 1)), x, torch.nan) for x in (out, packed))
