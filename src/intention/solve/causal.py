@@ -22,12 +22,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from intention.solve.factor import EASY, inverse_of_lower
-
-CHUNK = 64  # tokens; measured at d = 64, where 32 and 128 are slower
-# Above this ratio float64 itself loses more than the 1e-6 that is left to it: such sequences are fitted query by query.
-LOST = 1e9
-
+from intention.solve.factor import inverse_of_lower
 
 class Tokens(NamedTuple):
     """Sequences of one flat batch."""
@@ -104,14 +99,14 @@ def running(start: Tensor | None, steps: Tensor) -> Tensor:
     return out
 
 
-def fit_chunks(own: Chunked, gram: Tensor, cross: Tensor | None) -> tuple[Tensor, Fits]:
-    """The answers (B, n, C, k or d) and the fits; `gram` (B, n + 1, d, d) and `cross` are what comes before."""
+def fit_chunks(own: Chunked, gram: Tensor, cross: Tensor | None) -> Fits:
+    """`gram` (B, n + 1, d, d) and `cross` (B, n + 1, d, k) are the sums before each chunk, and after the last."""
     key, value = own.weighted()
     dtype, gain = key.dtype, 1.0 if own.gain is None else own.gain
     sigma = gram[:, :-1].to(dtype) * gain
     sigma.diagonal(0, -2, -1).add_(own.alpha.squeeze(-1))
     lower, failed = torch.linalg.cholesky_ex(sigma)
-    before = _inverse(lower, failed)
+    before = inverses(lower, failed)
     # eigenvalues are at least diagonal entries: of Sigma after the chunk, of its inverse before it
     largest = gram[:, 1:].diagonal(0, -2, -1).amax(-1).to(dtype)
     largest = largest * (1.0 if own.gain is None else own.gain.view(-1, 1)) + own.alpha.view(-1, 1)
@@ -121,18 +116,28 @@ def fit_chunks(own: Chunked, gram: Tensor, cross: Tensor | None) -> tuple[Tensor
     inner.diagonal(0, -2, -1).add_(1.0)
     lower, lost = torch.linalg.cholesky_ex(inner)
     ratio = ratio.masked_fill_((failed + lost).bool(), torch.inf)
-    inverse = lower.mT @ _inverse(lower, lost)  # R^-1 = R'(R R')^-1: products are faster than triangular solves
+    inverse = lower.mT @ inverses(lower, lost)  # R^-1 = R'(R R')^-1: products are faster than triangular solves
     rows = inverse @ moved
-    seen = (own.query @ rows.mT).tril_()
     if value is None or cross is None:
-        out = own.query @ before - (seen * gain) @ rows
-        return out, Fits(before, None, rows, None, ratio)
+        return Fits(before, None, rows, None, ratio)
     w = before @ cross[:, :-1].to(dtype)
-    rest = inverse @ (value - (key @ w) * gain)
-    return own.query @ w + seen @ rest, Fits(before, w, rows, rest, ratio)
+    return Fits(before, w, rows, inverse @ (value - (key @ w) * gain), ratio)
 
 
-def _inverse(lower: Tensor, failed: Tensor) -> Tensor:
+def answers(own: Chunked, fits: Fits) -> Tensor:
+    """q_t W_t (B, n, C, k); without values q_t A_t^-1."""
+    if fits.w is None or fits.rest is None:
+        return transformed(own.query, own, fits)
+    return own.query @ fits.w + (own.query @ fits.rows.mT).tril_() @ fits.rest
+
+
+def transformed(rows: Tensor, own: Chunked, fits: Fits) -> Tensor:
+    """x_t A_t^-1 for rows x_t of every token."""
+    seen = (rows @ fits.rows.mT).tril_()
+    return rows @ fits.before - (seen if own.gain is None else seen * own.gain) @ fits.rows
+
+
+def inverses(lower: Tensor, failed: Tensor) -> Tensor:
     flat = inverse_of_lower(lower.flatten(0, 1), failed.flatten().bool())
     return flat.unflatten(0, lower.shape[:2])
 
@@ -162,9 +167,9 @@ def pull_chunks(grad: Tensor, own: Chunked, fits: Fits, later: Later) -> tuple[P
     gradients: z_t (g_t v_s) - c z_t (r_t k_s) - c r_t (z_t k_s) to that of k_s, g_t (z_t k_s) to that of v_s.
     """
     key, gain = own.key, 1.0 if own.gain is None else own.gain
-    z = own.query @ fits.before - ((own.query @ fits.rows.mT).tril_() * gain) @ fits.rows
+    z = transformed(own.query, own, fits)
     if fits.w is None or fits.rest is None:
-        r = grad @ fits.before - ((grad @ fits.rows.mT).tril_() * gain) @ fits.rows
+        r = transformed(grad, own, fits)
     else:
         r = grad @ fits.w.mT + (grad @ fits.rest.mT).tril_() @ fits.rows
     seen, also = (key @ z.mT).triu_(), (key @ r.mT).triu_()

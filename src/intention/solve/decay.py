@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from intention.solve.causal import Chunked, Tokens, _inverse, chunked
+from intention.solve.causal import Chunked, Tokens, chunked, inverses
 from intention.solve.ladder import FLOAT64, Report
 
 LENGTHS = (64, 32, 16, 8)  # tokens of a chunk; the longest over which all decays stay above WEAKEST
@@ -84,7 +84,7 @@ def base(faded: Faded) -> Base:
     sigma = faded.gram * gain
     sigma.diagonal(0, -2, -1).add_((own.alpha / middle).squeeze(-1))
     lower, failed = torch.linalg.cholesky_ex(sigma)
-    before = _inverse(lower, failed)
+    before = inverses(lower, failed)
     root = (1.0 if own.weight is None else own.weight) / faded.from_start
     key = root.sqrt() * own.key
     moved = key @ before
@@ -136,14 +136,7 @@ def _dot(x: Tensor, y: Tensor) -> Tensor:
     return (x * y).sum(-1, keepdim=True)
 
 
-class Forgotten(NamedTuple):
-    """What the backward needs."""
-
-    size: int
-    z: Tensor  # (B, n, C, d)
-
-
-def solve_fading(tokens: Tokens, log_decay: Tensor, size: int) -> tuple[Tensor, Forgotten, Report]:
+def solve_fading(tokens: Tokens, log_decay: Tensor, size: int) -> tuple[Tensor, Report]:
     """Answers (B, N, k), or (B, N, d) without values."""
     faded = fade(tokens, log_decay, size)
     own = base(faded)
@@ -153,20 +146,22 @@ def solve_fading(tokens: Tokens, log_decay: Tensor, size: int) -> tuple[Tensor, 
     dtype = tokens.query.dtype
     error = ratio * torch.finfo(torch.float64).eps + left + torch.finfo(dtype).eps
     report = Report(torch.full_like(tokens.alpha, FLOAT64), ratio.to(dtype), error.to(dtype))
-    return out.flatten(1, 2)[:, : tokens.query.shape[1]].to(dtype), Forgotten(size, z), report
+    return out.flatten(1, 2)[:, : tokens.query.shape[1]].to(dtype), report
 
 
-def pull_fading(grad: Tensor, tokens: Tokens, log_decay: Tensor, kept: Forgotten) -> tuple[Tokens, Tensor]:
+def pull_fading(grad: Tensor, tokens: Tokens, log_decay: Tensor, size: int) -> tuple[Tokens, Tensor]:
     """The gradients of all tensors of `tokens`, and that of `log_decay`."""
-    faded = fade(tokens, log_decay, kept.size)
-    own, z, n = faded.own, kept.z, tokens.key.shape[1]
+    faded = fade(tokens, log_decay, size)
+    solver = base(faded)
+    z, _ = solve(faded, solver, faded.own.query)
+    own, n = faded.own, tokens.key.shape[1]
     gain = 1.0 if own.gain is None else own.gain
-    grad = chunked(tokens._replace(query=grad), kept.size).query.double()
+    grad = chunked(tokens._replace(query=grad), size).query.double()
     u = grad
     if own.value is not None and faded.cross is not None:  # sum D_ts w_s (g_t v_s) k_s
         key = own.key if own.weight is None else own.weight * own.key
         u = faded.from_start * (grad @ faded.cross.mT) + (faded.share * (grad @ own.value.mT)) @ key
-    r, _ = solve(faded, base(faded), u)
+    r, _ = solve(faded, solver, u)
     whole = faded.from_start[:, :, -1:].flip(1)
     back = faded.share.mT
     gram = faded_sums(None, ((faded.from_start * z).mT @ r).flip(1), whole)
