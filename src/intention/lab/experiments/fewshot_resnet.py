@@ -33,7 +33,7 @@ READING = (
 
 MODELS = ("intention", "intention_kernel", "intention_lda", "intention_qda")
 PAPER = Config(models=MODELS, encoder="resnet12")
-STANDARD = replace(PAPER, precision="bfloat16", width=16, steps=150, decay_period=15, validations=2)
+STANDARD = replace(PAPER, precision="bfloat16", width=16, steps=1500, decay_period=150, validations=5)
 QUICK = replace(STANDARD, seeds=1, **(SHORT | {"width": 8}))
 PRESETS = {"quick": QUICK, "standard": STANDARD, "paper": PAPER}
 
