@@ -12,7 +12,7 @@ from torch import Tensor
 
 from intention import checks, estimated, layout, masks
 from intention.covariance import Covariance, on_keys
-from intention.per_query import linear_per_query, per_query
+from intention.per_query import in_chunks, linear_per_query, per_query
 from intention.prepare import (
     check_call,
     drop_rows,
@@ -74,7 +74,7 @@ def attention(
     if seen is not None and groups > 1 and seen.dim() > 1 and seen.shape[-2] == query.shape[-3]:
         seen = seen.unflatten(-2, (-1, groups)).any(-2)  # a key head serves all query heads of its group
     if is_causal and mask is not None:
-        triangle = masks.causal(query.shape[-2], key.shape[-2], query.device)
+        triangle = masks.triangle(query.shape[-2], key.shape[-2], query.device)
         mask = mask & triangle if mask.dtype == torch.bool else torch.where(triangle, mask, -torch.inf)
         is_causal = False
     key, value = masks.fill(key, seen), masks.fill(value, seen)
@@ -209,7 +209,10 @@ def intention(
             out, packed = ridge(part, plan, solver, trusted)
             return out, unpack(packed, plan.dual, out.dtype)
 
-        out, report = per_query(inputs, counted.per_query, solve)
+        if is_causal and not own_sigma and not intercept and solver == "auto":
+            out, report = in_chunks(inputs._replace(query=inputs.query * scale), transform_only=False)
+        else:
+            out, report = per_query(inputs, counted.per_query, solve)
     else:
         flat, restore = layout.flatten(inputs)
         problem, trusted = problem_of(flat)
@@ -273,7 +276,10 @@ def sigma_intention(
             out, packed = transform(points, transform_solver(solver), trusted)
             return out, unpack(packed, False, out.dtype)
 
-        moved, report = per_query(weighed, counted.per_query, solve)
+        if is_causal and not own_sigma and not intercept and solver == "auto":
+            moved, report = in_chunks(weighed, transform_only=True)
+        else:
+            moved, report = per_query(weighed, counted.per_query, solve)
     elif own_sigma:
         moved, report = estimated.transform(weighed, covariance, intercept, solver)
     else:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from intention import checks
 from intention.solve.doors import gradient_free
+from intention.solve.each import triangle
 
 
 class Counted(NamedTuple):
@@ -84,12 +85,6 @@ def as_weight(mask: Tensor, dtype: torch.dtype) -> Tensor:
     return mask.to(dtype) if mask.dtype == torch.bool else mask.to(dtype).exp()
 
 
-def causal(m: int, n: int, device: torch.device, start: int = 0) -> Tensor:
-    """(m, n) bool: query start + t sees keys <= start + t (top-left aligned)."""
-    rows = torch.arange(start, start + m, device=device)
-    return torch.arange(n, device=device) <= rows.unsqueeze(-1)
-
-
 def number_seen(counted: Counted, is_causal: bool, m: int, n: int, device: torch.device) -> int | Tensor:
     """How many points count for a query, with a weight above 0: a number, or (..., M or 1, 1)."""
     there = counted.keep if counted.log is None else _above_zero(counted.log)
@@ -122,8 +117,8 @@ def score_mask(counted: Counted, is_causal: bool, m: int, n: int, device: torch.
             mask = torch.where(mask, logs, -torch.inf) if mask.dtype == torch.bool else mask.to(logs.dtype) + logs
     if mask is None or not is_causal:
         return mask, is_causal
-    triangle = causal(m, n, device)
-    return (mask & triangle, False) if mask.dtype == torch.bool else (torch.where(triangle, mask, -torch.inf), False)
+    seen = triangle(m, n, device)
+    return (mask & seen, False) if mask.dtype == torch.bool else (torch.where(seen, mask, -torch.inf), False)
 
 
 def _above_zero(mask: Tensor) -> Tensor:

@@ -155,7 +155,7 @@ def _visible(
     if queries == keys:
         return None, True
     # queries behind a cache are the last ones; functional's is_causal takes them for the first
-    return masks.causal(queries, keys, device, keys - queries), False
+    return masks.triangle(queries, keys, device, keys - queries), False
 
 
 def _log_weights(mask: Tensor) -> Tensor:
@@ -212,7 +212,7 @@ def _mask(
     )
     if seen is None and (q_length == 1 or allow_is_bidirectional_skip):  # everything is seen
         return None
-    shown = masks.causal(q_length, kv_length, kwargs.get("device", "cpu")) if seen is None else seen
+    shown = masks.triangle(q_length, kv_length, kwargs.get("device", "cpu")) if seen is None else seen
     shown = shown.expand(batch_size, 1, *shown.shape[-2:])
     out = torch.zeros(shown.shape, dtype=dtype, device=shown.device).masked_fill(~shown, torch.finfo(dtype).min)
     out.intention_mask = Known(seen, _version(out))  # type: ignore[attr-defined]

@@ -165,7 +165,7 @@ class NeuralProcess(Head):
         weight = counted.total(pairs.dtype)  # (..., N)
         weight = None if weight is None else weight.unsqueeze(-2)
         if is_causal or counted.per_query is not None:
-            own = masks.causal(query.shape[-2], key.shape[-2], key.device) if is_causal else counted.per_query
+            own = masks.triangle(query.shape[-2], key.shape[-2], key.device) if is_causal else counted.per_query
             taken = masks.as_weight(own, pairs.dtype)  # type: ignore[arg-type]
             weight = taken if weight is None else taken * weight  # (..., M, N)
         context = self.embed_context(mean_of_points(pairs, weight))  # (..., M or 1, c)

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from intention.solve.factor import inverse_of_lower
 
+
 class Tokens(NamedTuple):
     """Sequences of one flat batch."""
 

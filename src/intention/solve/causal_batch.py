@@ -7,7 +7,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from intention.solve.causal import Chunked, Fits, Later, Pulled, Tokens, answers, chunked, fit_chunks, pull_chunks, running
+from intention.solve.causal import (
+    Chunked,
+    Fits,
+    Later,
+    Pulled,
+    Tokens,
+    answers,
+    chunked,
+    fit_chunks,
+    pull_chunks,
+    running,
+)
 from intention.solve.doors import no_autocast
 from intention.solve.factor import EASY
 from intention.solve.ladder import FLOAT64, PRIMAL, Report, has_float64
@@ -55,7 +66,9 @@ def pull_causal(grad: Tensor, tokens: Tokens, size: int = CHUNK) -> Tokens:
     gram = cross = None
     if tokens.gram is not None:
         gain = gain - (tokens.gram * later.gram).sum((1, 2))
-        gram = (later.gram if tokens.gain is None else later.gram * tokens.gain.view(-1, 1, 1)).neg().to(tokens.gram.dtype)
+        gram = (
+            (later.gram if tokens.gain is None else later.gram * tokens.gain.view(-1, 1, 1)).neg().to(tokens.gram.dtype)
+        )
     if tokens.cross is not None and later.cross is not None:
         cross = later.cross.to(tokens.cross.dtype)
     alpha, gain = alpha.to(tokens.alpha.dtype), None if tokens.gain is None else gain.to(tokens.gain.dtype)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from intention.solve import inverse, transform
+from intention.solve import inverse, sequence, transform
 from intention.solve.batch import backward_batch, solve_batch
 from intention.solve.doors import gather_batch, refuse_onnx, scatter_batch
 from intention.solve.ladder import REFINED, pack, unpack
@@ -187,6 +187,57 @@ def _inverse_grad(ctx: Any, grad: Any, grad_logdet: Any, _: Any) -> Any:
     return *inverse.pull(grad, grad_logdet, *ctx.saved_tensors), None, None
 
 
+def _causal(
+    query: Tensor,
+    key: Tensor,
+    value: Opt,
+    weight: Opt,
+    alpha: Tensor,
+    gain: Opt,
+    gram: Opt,
+    cross: Opt,
+    log_decay: Opt,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return sequence.causal_batch(query, key, value, weight, alpha, gain, gram, cross, log_decay)
+
+
+def _causal_fake(query: Any, key: Any, value: Any, weight: Any, alpha: Any, *_: Any) -> Any:
+    batch, n = key.shape[:2]
+    width = key.shape[2] if value is None else value.shape[2]
+    return key.new_empty(batch, n, width), key.new_empty(batch, 3), key.new_empty(batch, dtype=torch.bool)
+
+
+def _causal_backward(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Opt,
+    weight: Opt,
+    alpha: Tensor,
+    gain: Opt,
+    gram: Opt,
+    cross: Opt,
+    log_decay: Opt,
+    lost: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    grads = sequence.causal_pull(grad, query, key, value, weight, alpha, gain, gram, cross, log_decay, lost)
+    return tuple(grad.new_empty(0) if g is None else g.contiguous() for g in grads)  # type: ignore[return-value]
+
+
+def _causal_backward_fake(grad: Any, *saved: Any) -> Any:
+    return tuple(grad.new_empty(0) if x is None else x.new_empty(x.shape) for x in saved[:9])
+
+
+def _causal_setup(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.save_for_backward(*inputs, output[2])
+
+
+def _causal_grad(ctx: Any, grad: Any, *_: Any) -> Any:
+    saved = ctx.saved_tensors
+    grads = torch.ops.intention.causal_backward(grad, *saved)
+    return tuple(None if x is None else g for x, g in zip(saved[:9], grads, strict=True))
+
+
 def _batched(op: Any) -> Any:
     def rule(info: Any, in_dims: Any, *args: Any) -> Any:
         out = op(*(gather_batch(a, d, info.batch_size) for a, d in zip(args, in_dims, strict=True)))
@@ -214,3 +265,6 @@ transform_op.register_autograd(_transform_grad, setup_context=_transform_setup)
 _register("transform_backward", _transform_backward, _transform_backward_fake)
 inverse_op = _register("inverse", _inverse, _inverse_fake)
 inverse_op.register_autograd(_inverse_grad, setup_context=_inverse_setup)
+causal_op = _register("causal", _causal, _causal_fake)
+causal_op.register_autograd(_causal_grad, setup_context=_causal_setup)
+_register("causal_backward", _causal_backward, _causal_backward_fake)

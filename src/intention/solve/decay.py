@@ -192,7 +192,9 @@ def pull_fading(grad: Tensor, tokens: Tokens, log_decay: Tensor, size: int) -> t
         gain_slope = gain_slope - (tokens.gram * gram[:, -1]).sum((1, 2))
     state = None
     if tokens.gram is not None:
-        state = (-gram[:, -1] if tokens.gain is None else -gram[:, -1] * tokens.gain.view(-1, 1, 1)).to(tokens.gram.dtype)
+        state = (-gram[:, -1] if tokens.gain is None else -gram[:, -1] * tokens.gain.view(-1, 1, 1)).to(
+            tokens.gram.dtype
+        )
     pulled = Tokens(
         flat(r),  # type: ignore[arg-type]
         flat(counted * (both - gain * two)),  # type: ignore[arg-type]

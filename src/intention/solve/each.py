@@ -1,0 +1,58 @@
+"""One fit per query: what every query sees is its own. Exact, and O(M) times the work of one fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+
+from intention.solve.ladder import Report
+from intention.solve.problem import Problem
+
+# Elements that a chunk of query-by-query solves may hold at once (64 MiB in float32).
+CHUNK = 1 << 24
+
+Solve = Callable[[Problem, bool], tuple[Tensor, Report]]
+Taken = Callable[[int, int, int], Tensor]  # (first query, queries, keys) -> how much the keys count (B, queries, keys)
+
+
+def each_query(base: Problem, taken: Taken, causal: bool, solve: Solve) -> tuple[Tensor, Report]:
+    """Answers (B, M, ...), in chunks over M, and the worst report over the queries of each element.
+
+    causal: query t sees keys <= t only, so that `taken` is asked for those alone.
+    """
+    batch, m, d = base.query.shape
+    n = base.key.shape[1]
+    width = max(d, base.value.shape[-1])
+    step = max(1, CHUNK // (batch * max(n, d) * width))
+    outs, reports = [], []
+    for start in starts(m, step):
+        rows = min(step, m - start)
+        seen = min(start + rows, n) if causal else n
+        counted = taken(start, rows, seen)
+        if base.weight is not None:
+            counted = counted * base.weight.narrow(1, 0, seen).unsqueeze(1)
+        part = Problem(
+            base.query.narrow(1, start, rows).reshape(batch * rows, 1, d),
+            base.key.narrow(1, 0, seen),
+            base.value.narrow(1, 0, seen),
+            counted.reshape(batch * rows, seen),
+            base.alpha.repeat_interleave(rows, 0),
+            None if base.gain is None else base.gain.repeat_interleave(rows, 0),
+        )
+        out, report = solve(part, False)
+        outs.append(out.reshape(batch, rows, -1))
+        reports.append(Report(*(x.reshape(batch, rows).amax(1) for x in report)))
+    return torch.cat(outs, 1), Report(*(torch.stack(x).amax(0) for x in zip(*reports, strict=True)))
+
+
+def triangle(m: int, n: int, device: torch.device, start: int = 0) -> Tensor:
+    """(m, n) bool: query start + t sees keys <= start + t (top-left aligned)."""
+    rows = torch.arange(start, start + m, device=device)
+    return torch.arange(n, device=device) <= rows.unsqueeze(-1)
+
+
+def starts(m: int, step: int) -> Iterable[int]:
+    """Where chunks of M queries start. Most calls are one chunk, and to count those would fix M in a compiled graph."""
+    return (0,) if m <= step else range(0, m, step)
