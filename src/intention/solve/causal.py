@@ -117,12 +117,16 @@ def fit_chunks(own: Chunked, gram: Tensor, cross: Tensor | None) -> Fits:
     inner.diagonal(0, -2, -1).add_(1.0)
     lower, lost = torch.linalg.cholesky_ex(inner)
     ratio = ratio.masked_fill_((failed + lost).bool(), torch.inf)
-    inverse = lower.mT @ inverses(lower, lost)  # R^-1 = R'(R R')^-1: products are faster than triangular solves
-    rows = inverse @ moved
+    rows = half_solve(lower, moved)
     if value is None or cross is None:
         return Fits(before, None, rows, None, ratio)
     w = before @ cross[:, :-1].to(dtype)
-    return Fits(before, w, rows, inverse @ (value - (key @ w) * gain), ratio)
+    return Fits(before, w, rows, half_solve(lower, value - (key @ w) * gain), ratio)
+
+
+def half_solve(lower: Tensor, x: Tensor) -> Tensor:
+    """R^-1 x. Row t depends on rows <= t alone, bit by bit. From the right BLAS is 3 times faster."""
+    return torch.linalg.solve_triangular(lower.mT, x.mT, upper=True, left=False).mT
 
 
 def answers(own: Chunked, fits: Fits) -> Tensor:

@@ -66,9 +66,8 @@ def pull_causal(grad: Tensor, tokens: Tokens, size: int = CHUNK) -> Tokens:
     gram = cross = None
     if tokens.gram is not None:
         gain = gain - (tokens.gram * later.gram).sum((1, 2))
-        gram = (
-            (later.gram if tokens.gain is None else later.gram * tokens.gain.view(-1, 1, 1)).neg().to(tokens.gram.dtype)
-        )
+        share = -1.0 if tokens.gain is None else -tokens.gain.view(-1, 1, 1)
+        gram = (share * later.gram).to(tokens.gram.dtype)
     if tokens.cross is not None and later.cross is not None:
         cross = later.cross.to(tokens.cross.dtype)
     alpha, gain = alpha.to(tokens.alpha.dtype), None if tokens.gain is None else gain.to(tokens.gain.dtype)

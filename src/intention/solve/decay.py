@@ -1,6 +1,7 @@
 """Causal least squares that forgets: token s counts D_ts = prod_{s<r<=t} gamma_r times its weight at time t.
 
-    A_t = alpha I + c (D_t0 S + sum_{s<=t} D_ts w_s k_s k_s'),   o_t = q_t A_t^-1 (D_t0 B + sum_{s<=t} D_ts w_s k_s v_s')
+    A_t = alpha I + c (D_t0 S + sum_{s<=t} D_ts w_s k_s k_s')
+    o_t = q_t A_t^-1 (D_t0 B + sum_{s<=t} D_ts w_s k_s v_s')
 
 Within a chunk D_ts = c_t / c_s, so A_t / c_t would be a sum over tokens as in `causal`, if alpha I / c_t did not grow
 with t. With one number in the place of 1 / c_t it is: A_t = B_t + delta_t I, where B_t^-1 costs matrix products alone.
@@ -17,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from intention.solve.causal import Chunked, Tokens, chunked, inverses
+from intention.solve.causal import Chunked, Tokens, chunked, half_solve, inverses
 from intention.solve.ladder import FLOAT64, Report
 
 LENGTHS = (64, 32, 16, 8)  # tokens of a chunk; the longest over which all decays stay above WEAKEST
@@ -92,7 +93,7 @@ def base(faded: Faded) -> Base:
     after = (faded.gram + key.mT @ key).diagonal(0, -2, -1).amax(-1)
     inner.diagonal(0, -2, -1).add_(1.0)
     lower, lost = torch.linalg.cholesky_ex(inner)
-    rows = torch.linalg.solve_triangular(lower, moved, upper=False)
+    rows = half_solve(lower, moved)
     largest = after * (1.0 if own.gain is None else own.gain.view(-1, 1)) + (own.alpha / middle).flatten(1)
     ratio = (largest * before.diagonal(0, -2, -1).amax(-1)).masked_fill_((failed + lost).bool(), torch.inf)
     return Base(before, rows, ratio, own.alpha * (1 - faded.from_start / middle))
@@ -127,7 +128,8 @@ def solve(faded: Faded, own: Base, x: Tensor) -> tuple[Tensor, Tensor]:
 def read(faded: Faded, z: Tensor) -> Tensor:
     """sum_{s<=t} D_ts w_s (z_t k_s) v_s."""
     own = faded.own
-    assert own.value is not None and faded.cross is not None
+    assert own.value is not None
+    assert faded.cross is not None
     value = own.value if own.weight is None else own.weight * own.value
     return faded.from_start * (z @ faded.cross) + (faded.share * (z @ own.key.mT)) @ value
 
@@ -192,9 +194,8 @@ def pull_fading(grad: Tensor, tokens: Tokens, log_decay: Tensor, size: int) -> t
         gain_slope = gain_slope - (tokens.gram * gram[:, -1]).sum((1, 2))
     state = None
     if tokens.gram is not None:
-        state = (-gram[:, -1] if tokens.gain is None else -gram[:, -1] * tokens.gain.view(-1, 1, 1)).to(
-            tokens.gram.dtype
-        )
+        share = -1.0 if tokens.gain is None else -tokens.gain.view(-1, 1, 1)
+        state = (share * gram[:, -1]).to(tokens.gram.dtype)
     pulled = Tokens(
         flat(r),  # type: ignore[arg-type]
         flat(counted * (both - gain * two)),  # type: ignore[arg-type]

@@ -76,9 +76,9 @@ def _query_by_query(nine: Nine) -> tuple[Tensor, Report]:
     if tokens.gram is not None:
         checks.require_values(tokens.weight, tokens.alpha, tokens.gain)
         raise ValueError(
-            f"alpha from {float(tokens.alpha.min()):.1e} is too small beside this state and these keys, or they are not "
-            f"finite: the condition is above {LARGEST:.0e}, and of the tokens in a state only sums are known; use a "
-            "larger alpha, or give all tokens in one call"
+            f"alpha from {float(tokens.alpha.min()):.1e} is too small beside this state and these keys, or they are "
+            f"not finite: the condition is above {LARGEST:.0e}, and of the tokens in a state only sums are known; use "
+            "a larger alpha, or give all tokens in one call"
         )
     dual = tokens.key.shape[1] < tokens.key.shape[2]
     value = tokens.key[..., :1] if tokens.value is None else tokens.value
