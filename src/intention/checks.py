@@ -292,3 +292,31 @@ def require_values(weight: Tensor | None, alpha: Tensor, gain: Tensor | None) ->
 
 def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
     return len(shape) <= len(to) and all(a in (1, b) for a, b in zip(reversed(shape), reversed(to), strict=False))
+
+
+def per_token(name: str, x: Tensor, n: int) -> None:
+    if x.dim() < 1 or x.shape[-1] != n:
+        raise ValueError(f"{name} must be (..., N) with N = {n} tokens, got {tuple(x.shape)}")
+
+
+def decay(x: Tensor) -> Tensor:
+    """Decays in (0, 1]; looks at the host where values can be looked at."""
+    if not torch.compiler.is_compiling() and x.numel():
+        low, high = torch.aminmax(x.detach())
+        if not bool((low > 0) & (high <= 1)):
+            raise ValueError(
+                f"decay must be in (0, 1], got values from {float(low):.3g} to {float(high):.3g}; 1 forgets nothing, "
+                "and a token is left out by weight 0"
+            )
+    return x
+
+
+def cu_seqlens(x: Tensor, n: int) -> list[int]:
+    """Where packed sequences begin, and the end of the last."""
+    ends: list[int] = x.tolist() if x.dim() == 1 and not x.dtype.is_floating_point else []
+    if len(ends) < 2 or ends[0] != 0 or ends[-1] != n or any(b < a for a, b in zip(ends, ends[1:], strict=False)):
+        raise ValueError(
+            f"cu_seqlens must be integers that rise from 0 to N = {n}, one more than there are sequences, got "
+            f"{ends or tuple(x.shape)}"
+        )
+    return ends
