@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from numbers import Real
 
@@ -314,7 +315,7 @@ def decay(x: Tensor) -> Tensor:
 def cu_seqlens(x: Tensor, n: int) -> list[int]:
     """Where packed sequences begin, and the end of the last."""
     ends: list[int] = x.tolist() if x.dim() == 1 and not x.dtype.is_floating_point else []
-    if len(ends) < 2 or ends[0] != 0 or ends[-1] != n or any(b < a for a, b in zip(ends, ends[1:], strict=False)):
+    if len(ends) < 2 or ends[0] != 0 or ends[-1] != n or any(b < a for a, b in itertools.pairwise(ends)):
         raise ValueError(
             f"cu_seqlens must be integers that rise from 0 to N = {n}, one more than there are sequences, got "
             f"{ends or tuple(x.shape)}"

@@ -10,17 +10,21 @@ S and B are the state: its size does not depend on the number of tokens.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any
 
 import torch
+import torch.nn.functional as TF
 from torch import Tensor
 
 from intention import checks, storage
 from intention.covariance import default_alpha, gain_of, largest_alpha
 from intention.solve.causal import Tokens
+from intention.solve.causal_batch import CHUNK
+from intention.solve.each import triangle
 from intention.solve.sequence import causal
 
 SUMS = torch.float64
@@ -168,21 +172,22 @@ def _alpha(alpha: float | Tensor | None, covariance: str, device: Any) -> Tensor
 def _run(
     query: Tensor,
     key: Tensor,
-    value: Tensor,
+    value: Tensor | None,
     weight: Tensor | None,
     decay: Tensor | None,
     scale: float | None,
     before: CausalState | tuple[Tensor, str],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(answers, S, B)"""
-    checks.points(query, key, value)
+    """(answers, S, B); without values the answers are the transformed queries."""
+    read = key if value is None else value
+    checks.points(query, key, read)
     checks.scale(scale)
     n = key.shape[-2]
     if query.shape[-2] != n:
         raise ValueError(f"every token has a query, a key and a value, got {query.shape[-2]} queries and {n} keys")
     state = before if isinstance(before, CausalState) else None
     alpha, covariance = (before.alpha, before.covariance) if isinstance(before, CausalState) else before
-    shapes = {"query": query.shape[:-2], "key": key.shape[:-2], "value": value.shape[:-2], "alpha": alpha.shape}
+    shapes = {"query": query.shape[:-2], "key": key.shape[:-2], "value": read.shape[:-2], "alpha": alpha.shape}
     for name, x in (("weight", weight), ("decay", decay)):
         if x is not None:
             checks.per_token(name, x, n)
@@ -190,7 +195,7 @@ def _run(
     if state is not None:
         shapes["state"] = state.gram.shape[:-2]
     lead = checks.leading(**shapes)
-    dtype = torch.promote_types(torch.promote_types(query.dtype, key.dtype), value.dtype)
+    dtype = torch.promote_types(torch.promote_types(query.dtype, key.dtype), read.dtype)
     working = torch.float64 if dtype == torch.float64 else torch.float32
 
     def flat(x: Tensor | None, trailing: int, to: torch.dtype = working) -> Tensor | None:
@@ -202,6 +207,8 @@ def _run(
     regulariser: Any = flat(alpha.to(query.device), 0)
     logs = None if decay is None else flat(checks.decay(decay), 1, SUMS).log()  # type: ignore[union-attr]
     sums = (None, None) if state is None else (flat(state.gram, 2, SUMS), flat(state.cross, 2, SUMS))
+    if value is None:
+        sums = (sums[0], None)
     gain = gain_of(regulariser, covariance)
     tokens = Tokens(flat(query, 2), flat(key, 2), flat(value, 2), flat(weight, 1), regulariser, gain, *sums)  # type: ignore[arg-type]
     out, _ = causal(tokens, logs)
@@ -213,7 +220,8 @@ def _run(
 
 def _after(tokens: Tokens, log_decay: Tensor | None) -> tuple[Tensor, Tensor]:
     """S and B after the last token."""
-    key, value = tokens.key.to(SUMS), tokens.value.to(SUMS)  # type: ignore[union-attr]
+    key = tokens.key.to(SUMS)
+    value = key[..., :0] if tokens.value is None else tokens.value.to(SUMS)
     counted = key if tokens.weight is None else key * tokens.weight.unsqueeze(-1).to(SUMS)
     whole: Any = 1.0
     if log_decay is not None:
@@ -221,7 +229,7 @@ def _after(tokens: Tokens, log_decay: Tensor | None) -> tuple[Tensor, Tensor]:
         counted = counted * (total[:, -1:] - total).exp()
         whole = total[:, -1:].exp()
     gram, cross = counted.mT @ key, counted.mT @ value
-    return whole * tokens.gram + gram, whole * tokens.cross + cross  # type: ignore[operator]
+    return whole * tokens.gram + gram, cross if tokens.cross is None else whole * tokens.cross + cross  # type: ignore[operator]
 
 
 def _packed(
@@ -238,7 +246,7 @@ def _packed(
     """Sequences of similar length side by side: at most half of what is computed is padding."""
     n = key.shape[-2]
     ends = checks.cu_seqlens(cu_seqlens, n)
-    spans = [(a, b) for a, b in zip(ends, ends[1:], strict=False) if b > a]
+    spans = [(a, b) for a, b in itertools.pairwise(ends) if b > a]
     groups: dict[int, list[tuple[int, int]]] = {}
     for a, b in spans:
         groups.setdefault((b - a - 1).bit_length(), []).append((a, b))
@@ -263,3 +271,54 @@ def _packed(
         outs.append(out.flatten(-3, -2).index_select(-2, there.flatten().nonzero()[:, 0]))
         places.append(index[there])
     return torch.cat(outs, -2).index_select(-2, torch.cat(places).argsort())
+
+
+def sigma_stream(
+    query: Tensor, key: Tensor, value: Tensor, alpha: Tensor, covariance: str, scale: float | None, memory: Any
+) -> tuple[Tensor, Any]:
+    """sigma-Intention of the next tokens. Sigma is a sum; the softmax needs all keys and values."""
+    lead = key.shape[:-2]
+    if memory is None:
+        memory = (
+            key[..., :0, :],
+            value[..., :0, :],
+            CausalState.empty(key.shape[-1], 0, lead, alpha=alpha, covariance=covariance, device=key.device),
+        )
+    keys, values, state = memory
+    seen = keys.shape[-2]
+    moved, gram, cross = _run(query, key, None, None, None, scale, state)
+    keys, values = torch.cat([keys, key], -2), torch.cat([values, value], -2)
+    shown = None if seen == 0 else triangle(query.shape[-2], keys.shape[-2], key.device, seen)
+    out = TF.scaled_dot_product_attention(moved, keys, values, shown, is_causal=seen == 0, scale=1.0)
+    return out, (keys, values, dataclasses.replace(state, gram=gram, cross=cross))
+
+
+def linear_stream(query: Tensor, key: Tensor, value: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Linear attention of the next tokens, (q_t K_{<=t}') V_{<=t}, and the sum K'V; chunks, O(N d k)."""
+    return _in_turn(query, key, value, memory, lambda q, k, v, before, _: v)
+
+
+def delta_stream(
+    query: Tensor, key: Tensor, value: Tensor, beta: Tensor, memory: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """S_t = S_{t-1} + beta_t k_t (v_t - k_t'S_{t-1})', o_t = q_t S_t: in a chunk, one triangular system."""
+
+    def corrections(q: Tensor, k: Tensor, v: Tensor, before: Tensor, start: int) -> Tensor:
+        rate = beta[..., start : start + k.shape[-2]].unsqueeze(-1)
+        size = k.shape[-2]
+        system = torch.eye(size, dtype=k.dtype, device=k.device) + (rate * (k @ k.mT)).tril(-1)
+        return torch.linalg.solve_triangular(system, rate * (v - k @ before), upper=False, unitriangular=True)
+
+    return _in_turn(query, key, value, memory, corrections)
+
+
+def _in_turn(query: Tensor, key: Tensor, value: Tensor, memory: Tensor | None, rows: Any) -> tuple[Tensor, Tensor]:
+    """Chunk by chunk: o = q S + tril(q k') u and S + k'u, with the rows u that `rows` makes of a chunk's values."""
+    sums = key.new_zeros(*key.shape[:-2], key.shape[-1], value.shape[-1]) if memory is None else memory
+    outs = []
+    for start in range(0, key.shape[-2], CHUNK):
+        q, k, v = (x[..., start : start + CHUNK, :] for x in (query, key, value))
+        u = rows(q, k, v, sums, start)
+        outs.append(q @ sums + (q @ k.mT).tril() @ u)
+        sums = sums + k.mT @ u
+    return torch.cat(outs, -2), sums

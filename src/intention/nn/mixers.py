@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as TF
 from torch import Tensor, nn
 
 from intention import checks, masks
@@ -15,6 +16,7 @@ from intention.nn.embed import mlp
 from intention.nn.heads import NeuralProcess
 from intention.nn.multihead import Heads, Multihead, MultiheadIntention
 from intention.nn.scaling import number
+from intention.streaming import delta_stream, linear_stream
 
 
 class Scaled(Multihead):
@@ -40,6 +42,13 @@ class MultiheadAttention(Scaled):
     def mix(self, heads: Heads) -> Tensor:
         return F.attention(*heads[:6], scale=self.scale)
 
+    def advance(self, query: Tensor, key: Tensor, value: Tensor, memory: Any, seen: int) -> tuple[Tensor, Any]:
+        """All keys and values: the memory grows with the tokens."""
+        if memory is not None:
+            key, value = (torch.cat([old, new], -2) for old, new in zip(memory, (key, value), strict=True))
+        shown = None if seen == 0 else masks.triangle(query.shape[-2], key.shape[-2], key.device, seen)
+        return F.attention(query, key, value, shown, is_causal=seen == 0, scale=self.scale), (key, value)
+
 
 class MultiheadLinearAttention(Scaled):
     """(Q K') V in the place of attention.
@@ -58,6 +67,38 @@ class MultiheadLinearAttention(Scaled):
             n = n.clamp_min(1) if isinstance(n, Tensor) else max(n, 1)
             heads = heads._replace(query=(query * (self.head_dim * n) ** -0.5).to(query.dtype))
         return F.linear_attention(*heads[:6], scale=self.scale)
+
+    def advance(self, query: Tensor, key: Tensor, value: Tensor, memory: Any, seen: int) -> tuple[Tensor, Any]:
+        """The sum K'V."""
+        if self.scale is None:
+            numbers = seen + torch.arange(1, query.shape[-2] + 1, device=query.device).unsqueeze(-1)
+            query = query * (self.head_dim * numbers.to(query.dtype)) ** -0.5
+        elif self.scale != 1:
+            query = query * self.scale
+        return linear_stream(query, key, value, memory)
+
+
+class MultiheadDelta(Multihead):
+    """The delta rule: a matrix S that every token corrects, S + beta k (v - k'S)', with unit keys and beta in (0, 1).
+
+    One step of gradient descent per token on the squares that Intention minimises. beta is a linear function of the
+    token, for each head, through a sigmoid.
+    """
+
+    has_map = False
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        weight = self.out_proj.weight
+        self.strength = nn.Linear(self.embed_dim, self.num_heads, device=weight.device, dtype=weight.dtype)
+
+    def stream(self, x: Tensor, before: Any = None, rotate: Any = None) -> Any:
+        self._beta = torch.sigmoid(self.strength(x)).transpose(1, 2)  # (batch, heads, n)
+        return super().stream(x, before, rotate)
+
+    def advance(self, query: Tensor, key: Tensor, value: Tensor, memory: Any, seen: int) -> tuple[Tensor, Any]:
+        """The matrix S."""
+        return delta_stream(TF.normalize(query, dim=-1), TF.normalize(key, dim=-1), value, self._beta, memory)
 
 
 class MultiheadNeuralProcess(Multihead):
@@ -97,6 +138,7 @@ MIXERS: dict[str, tuple[type[Multihead], dict[str, Any]]] = {
     "attention": (MultiheadAttention, {}),
     "linear_attention": (MultiheadLinearAttention, {}),
     "neural_process": (MultiheadNeuralProcess, {}),
+    "delta": (MultiheadDelta, {}),
 }
 
 

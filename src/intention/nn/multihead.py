@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -10,11 +11,14 @@ from torch import Tensor, nn
 
 from intention import functional as F
 from intention import masks
-from intention.covariance import Covariance
+from intention.covariance import Covariance, default_alpha, on_keys
 from intention.nn import checks
 from intention.nn.alpha import Alpha, HoldsAlpha, LearnableAlpha, hold_alpha
 from intention.nn.call import solve
-from intention.nn.scaling import Scale, check_scale
+from intention.nn.scaling import Scale, check_scale, scale_queries
+from intention.streaming import CausalState, sigma_stream
+
+Rotate = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
 
 
 class Heads(NamedTuple):
@@ -27,6 +31,13 @@ class Heads(NamedTuple):
     dropout_p: float
     is_causal: bool
     read: Tensor | None = None  # the values, where `value` is the identity in their place and the output is the map
+
+
+class Stream(NamedTuple):
+    """A sequence as far as it was read: what a mixer remembers of it, and how many tokens there were."""
+
+    memory: Any
+    seen: int
 
 
 class Multihead(nn.MultiheadAttention):
@@ -87,6 +98,36 @@ class Multihead(nn.MultiheadAttention):
             mixed, weights = self.mix(heads), None
         out = self.out_proj(mixed.transpose(1, 2).flatten(-2))
         return (out.squeeze(0) if not batched else out if self.batch_first else out.transpose(0, 1)), weights
+
+    def stream(self, x: Tensor, before: Stream | None = None, rotate: Rotate | None = None) -> tuple[Tensor, Stream]:
+        """The next tokens x (batch, n, embed_dim) of a sequence, each of which sees those before it and itself.
+
+        >>> from intention.nn import MultiheadIntention
+        >>> mixer, x = MultiheadIntention(32, 4, batch_first=True), torch.randn(2, 11, 32)
+        >>> first, stream = mixer.stream(x[:, :10])
+        >>> last, stream = mixer.stream(x[:, 10:], stream)
+        >>> torch.allclose(torch.cat([first, last], 1), mixer.stream(x)[0], atol=1e-5)
+        True
+
+        Args:
+            before: what the call before returned; None at the start.
+            rotate: (queries, keys, tokens before) -> (queries, keys): rotary positions.
+        """
+        if x.dim() != 3 or x.shape[-1] != self.embed_dim or self._extra_points():
+            raise ValueError(
+                f"a stream reads (batch, tokens, {self.embed_dim}) without add_bias_kv and add_zero_attn, got "
+                f"{tuple(x.shape)}"
+            )
+        seen = 0 if before is None else before.seen
+        q, k, v = (y.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for y in self._project(x, x, x))
+        if rotate is not None:
+            q, k = rotate(q, k, seen)
+        mixed, memory = self.advance(q, k, v, None if before is None else before.memory, seen)
+        return self.out_proj(mixed.transpose(1, 2).flatten(-2)), Stream(memory, seen + x.shape[1])
+
+    def advance(self, query: Tensor, key: Tensor, value: Tensor, memory: Any, seen: int) -> tuple[Tensor, Any]:
+        """The heads' answers to the next tokens, and what is remembered then."""
+        raise NotImplementedError(f"{type(self).__name__} does not read streams")
 
     def _mix_and_map(self, heads: Heads) -> tuple[Tensor, Tensor]:
         """Values that are unit vectors show the map itself."""
@@ -246,6 +287,30 @@ class MultiheadIntention(Multihead, HoldsAlpha):
             dropout_p=heads.dropout_p,
             read=heads.read,
         )
+
+    def advance(self, query: Tensor, key: Tensor, value: Tensor, memory: Any, seen: int) -> tuple[Tensor, Any]:
+        """A CausalState; with softmax also all keys and values, as softmax attention has to remember them."""
+        if not on_keys(self.covariance) or (
+            isinstance(self.alpha, nn.Module) and not isinstance(self.alpha, LearnableAlpha)
+        ):
+            raise ValueError(
+                f"a stream needs the covariance 'ridge' or 'convex' and a fixed or LearnableAlpha, got "
+                f"{self.covariance!r} and {type(self.alpha).__name__}"
+            )
+        alpha = self.alpha() if isinstance(self.alpha, LearnableAlpha) else self.alpha
+        alpha = torch.as_tensor(default_alpha(self.covariance) if alpha is None else alpha)
+        numbers = seen + torch.arange(1, query.shape[-2] + 1, device=query.device).unsqueeze(-1)
+        scale = self.scale if isinstance(self.scale, str) else None
+        if scale is not None:
+            query = scale_queries(query, scale, numbers, alpha, self.covariance)
+        factor = None if isinstance(self.scale, str) else self.scale
+        if not self.softmax:
+            state = memory
+            if state is None:
+                lead, d, k = key.shape[:2], key.shape[-1], value.shape[-1]
+                state = CausalState.empty(d, k, lead, alpha=alpha, covariance=str(self.covariance), device=key.device)
+            return state.prefill(query, key, value, scale=factor)
+        return sigma_stream(query, key, value, alpha, str(self.covariance), factor, memory)
 
     def _reset_parameters(self) -> None:
         super()._reset_parameters()
