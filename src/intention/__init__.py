@@ -5,10 +5,13 @@ from intention import constraints, discriminant, features, functional, kernels, 
 from intention.context import Context
 from intention.fitting import fit
 from intention.solve.ladder import AccuracyWarning
+from intention.streaming import CausalState, causal_intention
 
 __all__ = [
     "AccuracyWarning",
+    "CausalState",
     "Context",
+    "causal_intention",
     "constraints",
     "discriminant",
     "features",

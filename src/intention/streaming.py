@@ -279,11 +279,9 @@ def sigma_stream(
     """sigma-Intention of the next tokens. Sigma is a sum; the softmax needs all keys and values."""
     lead = key.shape[:-2]
     if memory is None:
-        memory = (
-            key[..., :0, :],
-            value[..., :0, :],
-            CausalState.empty(key.shape[-1], 0, lead, alpha=alpha, covariance=covariance, device=key.device),
-        )
+        d, place = key.shape[-1], key.device
+        state = CausalState.empty(d, 0, lead, alpha=alpha, covariance=covariance, device=place)
+        memory = (key[..., :0, :], value[..., :0, :], state)
     keys, values, state = memory
     seen = keys.shape[-2]
     moved, gram, cross = _run(query, key, None, None, None, scale, state)

@@ -13,7 +13,8 @@ from intention.nn.blocks import (
 from intention.nn.convert import Swapped, swap_attention
 from intention.nn.embed import mlp
 from intention.nn.heads import Attention, Intention, LinearAttention, NeuralProcess, SigmaIntention
-from intention.nn.mixers import MultiheadAttention, MultiheadLinearAttention, MultiheadNeuralProcess
+from intention.nn.language import InformerLM
+from intention.nn.mixers import MultiheadAttention, MultiheadDelta, MultiheadLinearAttention, MultiheadNeuralProcess
 from intention.nn.multihead import MultiheadIntention
 
 __all__ = [
@@ -21,12 +22,14 @@ __all__ = [
     "ContextAlpha",
     "Informer",
     "InformerDecoderLayer",
+    "InformerLM",
     "InformerLayer",
     "Intention",
     "LearnableAlpha",
     "LinTransformer",
     "LinearAttention",
     "MultiheadAttention",
+    "MultiheadDelta",
     "MultiheadIntention",
     "MultiheadLinearAttention",
     "MultiheadNeuralProcess",

@@ -77,3 +77,12 @@ def alpha_per_head(got: tuple[int, ...], heads: int) -> None:
 def attention_module(got: object) -> None:
     if not isinstance(got, nn.MultiheadAttention):
         raise TypeError(f"from_attention needs an nn.MultiheadAttention, got {type(got).__name__}")
+
+
+def generation(tokens: Tensor, count: int, temperature: float, top_k: int | None) -> None:
+    if tokens.dim() != 2 or tokens.shape[1] == 0 or tokens.dtype.is_floating_point:
+        raise ValueError(f"tokens must be integers (batch, n) with n > 0, got {tokens.dtype} {tuple(tokens.shape)}")
+    if count < 0 or temperature < 0 or (top_k is not None and top_k < 1):
+        raise ValueError(
+            f"count and temperature must be >= 0 and top_k >= 1 or None, got {count}, {temperature} and {top_k}"
+        )

@@ -290,9 +290,8 @@ class MultiheadIntention(Multihead, HoldsAlpha):
 
     def advance(self, query: Tensor, key: Tensor, value: Tensor, memory: Any, seen: int) -> tuple[Tensor, Any]:
         """A CausalState; with softmax also all keys and values, as softmax attention has to remember them."""
-        if not on_keys(self.covariance) or (
-            isinstance(self.alpha, nn.Module) and not isinstance(self.alpha, LearnableAlpha)
-        ):
+        computed = isinstance(self.alpha, nn.Module) and not isinstance(self.alpha, LearnableAlpha)
+        if computed or not on_keys(self.covariance):
             raise ValueError(
                 f"a stream needs the covariance 'ridge' or 'convex' and a fixed or LearnableAlpha, got "
                 f"{self.covariance!r} and {type(self.alpha).__name__}"
