@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as TF
 from torch import Tensor, nn
 
+from intention.checks import choice
 from intention.nn import checks
 from intention.nn.mixers import make_mixer
 from intention.nn.multihead import Multihead, Stream
@@ -92,7 +93,7 @@ class InformerLM(nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
-        checks.choice("positions", positions, POSITIONS)
+        choice("positions", positions, POSITIONS)
         self.embed = nn.Embedding(vocabulary, d_model)
         nn.init.normal_(self.embed.weight, std=d_model**-0.5)
         self.layers = nn.ModuleList(
