@@ -36,9 +36,9 @@ class Part(NamedTuple):
 
 
 @no_autocast
-def solve_causal(tokens: Tokens, size: int = CHUNK) -> tuple[Tensor, Report]:
+def solve_causal(tokens: Tokens) -> tuple[Tensor, Report]:
     """Answers (B, N, k), or (B, N, d) without values; the report tells per sequence the worst of its chunks."""
-    parts = fit_parts(tokens, chunked(tokens, size))
+    parts = fit_parts(tokens)
     dtype = tokens.key.dtype
     out = _join([answers(part.own, part.fits) for part in parts], tokens)
     ratio = torch.cat([part.fits.ratio.to(dtype) for part in parts], 1).amax(1)
@@ -49,16 +49,16 @@ def solve_causal(tokens: Tokens, size: int = CHUNK) -> tuple[Tensor, Report]:
 
 
 @no_autocast
-def pull_causal(grad: Tensor, tokens: Tokens, size: int = CHUNK) -> Tokens:
+def pull_causal(grad: Tensor, tokens: Tokens) -> Tokens:
     """The gradients of all tensors of `tokens`, in the precisions of the forward. Fits are made again: to keep them
     would take more memory than the tokens do."""
-    grad = chunked(tokens._replace(query=grad), size).query
+    grad = chunked(tokens._replace(query=grad), _size(tokens)).query
     d, k = tokens.key.shape[-1], 0 if tokens.value is None else tokens.value.shape[-1]
     wide = torch.float64 if has_float64(grad.device) else grad.dtype
     nothing = tokens.key.new_zeros(tokens.key.shape[0], d, d + k, dtype=wide)
     later = Later(None if tokens.value is None else nothing[..., d:], nothing[..., :d])
     pulled: list[Pulled] = []
-    for first, last, own, fits in reversed(fit_parts(tokens, chunked(tokens, size))):
+    for first, last, own, fits in reversed(fit_parts(tokens)):
         part, later = pull_chunks(grad[:, first:last].to(own.key.dtype), own, fits, later)
         pulled.insert(0, part)
     query, key, value, weight = (_join([part[i] for part in pulled], tokens) for i in range(4))
@@ -74,8 +74,9 @@ def pull_causal(grad: Tensor, tokens: Tokens, size: int = CHUNK) -> Tokens:
     return Tokens(query, key, value, None if tokens.weight is None else weight, alpha, gain, gram, cross)  # type: ignore[arg-type]
 
 
-def fit_parts(tokens: Tokens, own: Chunked) -> list[Part]:
+def fit_parts(tokens: Tokens) -> list[Part]:
     """The chunks that need it, which come first, in float64; the rest in the working precision."""
+    own = chunked(tokens, _size(tokens))
     n, dtype = own.key.shape[1], own.key.dtype
     fits = fit_chunks(own, *_sums(tokens, own))
     first = _hard_until(fits.ratio) if dtype != torch.float64 and has_float64(own.key.device) else 0
@@ -87,6 +88,10 @@ def fit_parts(tokens: Tokens, own: Chunked) -> list[Part]:
         rest = Fits(*(None if x is None else x[:, first:] for x in fits))  # type: ignore[arg-type]
         parts.append(Part(first, n, own.part(first, n, dtype), rest))
     return parts
+
+
+def _size(tokens: Tokens) -> int:
+    return max(1, min(CHUNK, tokens.key.shape[1]))
 
 
 def _sums(tokens: Tokens, own: Chunked) -> tuple[Tensor, Tensor | None]:

@@ -64,9 +64,13 @@ def causal_batch(*nine: Any) -> tuple[Tensor, Tensor, Tensor]:
     packed = pack(Report(*(x.to(out.dtype) for x in report)))
     lost = ~(screen(report.condition, tokens.weight, tokens.alpha, tokens.gain) < LARGEST)
     if bool(lost.any()):
+        finite = torch.isfinite(tokens.key).flatten(1).all(-1)
+        out, packed = (torch.where(finite.view(-1, *[1] * (x.dim() - 1)), x, torch.nan) for x in (out, packed))
+        lost = lost & finite
         index = lost.nonzero()[:, 0]
-        again, report = _query_by_query(_take(nine, index))
-        out, packed = out.index_copy(0, index, again), packed.index_copy(0, index, pack(report))
+        if index.numel():
+            again, report = _query_by_query(_take(nine, index))
+            out, packed = out.index_copy(0, index, again), packed.index_copy(0, index, pack(report))
     return out.contiguous(), packed, lost
 
 

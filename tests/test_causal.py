@@ -1,0 +1,274 @@
+"""Causal Intention in chunks: every token's answer is that of its own prefix, in value, gradient and precision."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import intention
+from intention import causal_intention
+from intention import functional as F
+from intention.solve import causal_batch, decay, sequence, tokenwise
+from intention.solve.causal import Tokens
+from intention.solve.sequence import causal
+
+D = torch.float64
+KINDS = ("iid", "low rank", "unit", "repeated")
+
+
+def keys(kind: str, n: int, d: int, batch: int = 2) -> Tensor:
+    x = torch.randn(batch, n, d)
+    if kind == "low rank":
+        return torch.randn(batch, n, 3) @ torch.randn(batch, 3, d) + 1e-3 * x
+    if kind == "unit":
+        return torch.nn.functional.normalize(x, dim=-1)
+    return x[:, torch.arange(n) % 5] if kind == "repeated" else x
+
+
+def prefix_solves(
+    query: Tensor, key: Tensor, value: Tensor, alpha: float, at: list[int], gamma: Tensor | None = None
+) -> Tensor:
+    """The answers of the tokens `at`, each by a float64 solve of its own prefix."""
+    query, key, value = query.double(), key.double(), value.double()
+    total = torch.zeros(key.shape[:2], dtype=D) if gamma is None else gamma.double().log().cumsum(1)
+    eye = torch.eye(key.shape[-1], dtype=D)
+    alpha = float(torch.tensor(alpha))  # what float32 makes of it
+    outs = []
+    for t in at:
+        k, v = key[:, : t + 1], value[:, : t + 1]
+        w = (total[:, t : t + 1] - total[:, : t + 1]).exp().unsqueeze(-1)
+        outs.append(query[:, t : t + 1] @ torch.linalg.solve(k.mT @ (w * k) + alpha * eye, k.mT @ (w * v)))
+    return torch.cat(outs, 1)
+
+
+def relative(got: Tensor, want: Tensor) -> float:
+    """The largest error of a token's answer, relative to that answer or to the typical one."""
+    size = torch.maximum(want.norm(dim=-1), want.norm(dim=-1).mean())
+    return float(((got.double() - want).norm(dim=-1) / size).max())
+
+
+@pytest.mark.parametrize("fading", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("alpha", "tolerance"), [(1.0, 1e-5), (0.1, 1e-5), (1e-3, 1e-4)])
+def test_every_token_is_the_solve_of_its_prefix(kind: str, alpha: float, tolerance: float, fading: bool) -> None:
+    """float32, 4096 tokens: 1e-5 for alpha >= 0.1, 1e-4 for alpha >= 1e-3."""
+    n, d = 4096, 16
+    query, key, value = torch.randn(2, n, d), keys(kind, n, d), torch.randn(2, n, 4)
+    gamma = 0.97 + 0.03 * torch.rand(2, n) if fading else None
+    at = [0, 1, 2, 7, d - 1, d, 63, 64, 65, 127, 128, 1000, 2047, 2048, 4000, n - 1]
+    out = causal_intention(query, key, value, alpha=alpha, decay=gamma)
+    assert relative(out[:, at], prefix_solves(query, key, value, alpha, at, gamma)) < tolerance
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("alpha", [1.0, 0.1, 1e-3])
+@pytest.mark.parametrize("fading", [False, True])
+def test_float32_gradients_are_those_of_float64(kind: str, alpha: float, fading: bool) -> None:
+    n, d = 300, 12
+    tensors = [torch.randn(2, n, d), keys(kind, n, d), torch.randn(2, n, 3), torch.full((2,), alpha)]
+    if fading:
+        tensors.append(0.95 + 0.05 * torch.rand(2, n))
+    grad = torch.randn(2, n, 3)
+
+    def grads(dtype: torch.dtype) -> tuple[Tensor, ...]:
+        own = [x.to(dtype).requires_grad_() for x in tensors]
+        out = causal_intention(*own[:3], alpha=own[3], decay=own[4] if fading else None)
+        return torch.autograd.grad(out, own, grad.to(dtype))
+
+    for got, want in zip(grads(torch.float32), grads(D), strict=True):
+        assert float((got.double() - want).norm() / want.norm()) < 1e-4
+
+
+def everything(n: int = 11, d: int = 3, k: int = 2, gamma: float | None = None) -> list[Tensor | None]:
+    """The nine tensors of a causal solve, float64, with a weight of 0 and a state."""
+    before = torch.randn(2, 4, d, dtype=D)
+    weight = torch.rand(2, n, dtype=D) + 0.1
+    return [
+        torch.randn(2, n, d, dtype=D),
+        torch.randn(2, n, d, dtype=D),
+        torch.randn(2, n, k, dtype=D),
+        weight,
+        torch.tensor([0.3, 1.0], dtype=D),
+        torch.tensor([0.5, 0.8], dtype=D),
+        before.mT @ before,
+        torch.randn(2, d, k, dtype=D),
+        None if gamma is None else (gamma * (0.9 + 0.1 * torch.rand(2, n, dtype=D))).log(),
+    ]
+
+
+def solved(there: list[int], *own: Tensor) -> Tensor:
+    nine: list[Tensor | None] = [None] * 9
+    for i, x in zip(there, own, strict=True):
+        nine[i] = x
+    if nine[6] is not None:
+        nine[6] = (nine[6] + nine[6].mT) / 2  # a state is symmetric, and gradcheck's small steps are not
+    return causal(Tokens(*nine[:8]), nine[8])[0]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("values", [True, False])
+@pytest.mark.parametrize("gamma", [None, 0.97, 0.01])  # chunks; chunks with conjugate gradients; token by token
+def test_derivatives(gamma: float | None, values: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of queries, keys, values, weights, alpha, gain, state and decays: first, second, and forward mode."""
+    monkeypatch.setattr(causal_batch, "CHUNK", 4)  # several chunks
+    nine = everything(gamma=gamma)
+    if not values:
+        nine[2] = nine[7] = None
+    there = [i for i, x in enumerate(nine) if x is not None]
+    own = [nine[i].clone().requires_grad_() for i in there]  # type: ignore[union-attr]
+
+    def call(*own: Tensor) -> Tensor:
+        return solved(there, *own)
+
+    assert torch.autograd.gradcheck(call, own)
+    assert torch.autograd.gradgradcheck(call, own)
+    assert torch.autograd.gradcheck(call, own, check_forward_ad=True, check_backward_ad=False)
+    twice = [torch.stack([x, x]) for x in own]
+    torch.testing.assert_close(torch.func.vmap(call)(*twice)[1], call(*own))
+
+
+def test_a_weight_of_zero_has_a_gradient() -> None:
+    nine = everything()
+    nine[3][:, 5] = 0  # type: ignore[index]
+    there = [i for i, x in enumerate(nine) if x is not None]
+    own = [nine[i].clone().requires_grad_() for i in there]  # type: ignore[union-attr]
+    (got,) = torch.autograd.grad(solved(there, *own).square().sum(), own[3])
+    assert torch.isfinite(got).all()
+    assert (got[:, 5] != 0).all()
+    step = torch.zeros_like(own[3])
+    step[:, 5] = 1e-6
+    moved = [x.detach() for x in own]
+    moved[3] = moved[3] + step
+    slope = (solved(there, *moved).square().sum() - solved(there, *[x.detach() for x in own]).square().sum()) / 1e-6
+    torch.testing.assert_close(got[:, 5].sum(), slope, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("call", ["intention", "sigma_intention"])
+@pytest.mark.parametrize("dtype", [torch.float32, D])
+def test_the_future_does_not_leak(call: str, dtype: torch.dtype) -> None:
+    """What comes after token t changes no bit of its answer, nor of its gradients."""
+    n, t = 200, 130
+    start = [torch.randn(2, n, 8, dtype=dtype) for _ in range(3)]
+    other = [torch.cat([x[:, : t + 1], torch.randn(2, n - t - 1, 8, dtype=dtype)], 1) for x in start]
+    found = []
+    for tensors in (start, other):
+        own = [x.clone().requires_grad_() for x in tensors]
+        out = getattr(F, call)(*own, is_causal=True, alpha=0.5)[:, : t + 1]
+        found.append([out, *torch.autograd.grad(out.square().sum(), own)])
+    for one, two in zip(*found, strict=True):
+        assert torch.equal(one[:, : t + 1], two[:, : t + 1])
+    assert all((slope[:, t + 1 :] == 0).all() for slope in found[0][1:])
+
+
+def test_a_huge_token_does_not_spoil_those_before_it() -> None:
+    query, key, value = torch.randn(3, 1, 64, 8, dtype=D)
+    key[:, 40] *= 1e5
+    at = list(range(40))
+    out = causal_intention(query, key, value, alpha=0.1)
+    torch.testing.assert_close(out[:, :40], prefix_solves(query, key, value, 0.1, at), rtol=1e-9, atol=1e-9)
+
+
+def test_beyond_float64_queries_are_solved_one_by_one() -> None:
+    """alpha = 0 is the minimum-norm fit of every prefix; other sequences of the batch stay in chunks."""
+    query, key, value = torch.randn(3, 2, 40, 12)
+    alphas = torch.tensor([0.0, 1.0])
+    out = causal_intention(query, key, value, alpha=alphas)
+    for t in (0, 5, 11, 30, 39):
+        want = F.intention(query[:, t : t + 1], key[:, : t + 1], value[:, : t + 1], alpha=alphas)
+        torch.testing.assert_close(out[:, t : t + 1], want, rtol=1e-3, atol=1e-4)
+    own = [x.double().requires_grad_() for x in (query, key, value)]
+    a = torch.autograd.grad(causal_intention(*own, alpha=alphas.double()).square().sum(), own)
+    b = torch.autograd.grad(F.intention(*own, is_causal=True, alpha=alphas.double(), solver="pinv").square().sum(), own)
+    for got, want in zip(a, b, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5 * float(want.abs().max()))
+
+
+def test_what_cannot_be_reached_is_said() -> None:
+    query, key, value = torch.randn(3, 1, 40, 12)
+    with pytest.warns(intention.AccuracyWarning, match="larger alpha"):
+        causal_intention(query, key, value, alpha=1e-14)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_keys_that_are_not_finite_spoil_their_sequence(bad: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As elsewhere: NaN, never a plausible number, and not by the slow way."""
+    monkeypatch.setattr(sequence, "each_query", None)
+    query, key, value = torch.randn(3, 2, 100, 4)
+    key[0, 70] = bad
+    out = causal_intention(query, key, value, alpha=1.0)
+    assert out[0].isnan().all()
+    torch.testing.assert_close(out[1:], causal_intention(query[1:], key[1:], value[1:], alpha=1.0))
+
+
+def test_wrong_values_are_named() -> None:
+    query, key, value = torch.randn(3, 2, 10, 4)
+    with pytest.raises(ValueError, match="alpha"):
+        causal_intention(query, key, value, alpha=torch.tensor([1.0, -0.5]))
+    with pytest.raises(ValueError, match="weight"):
+        causal_intention(query, key, value, weight=torch.full((2, 10), -1.0))
+    with pytest.raises(ValueError, match="decay must be in"):
+        causal_intention(query, key, value, decay=torch.full((2, 10), 1.5))
+    with pytest.raises(ValueError, match="decay must be"):
+        causal_intention(query, key, value, decay=torch.ones(2, 9))
+    with pytest.raises(ValueError, match="a query, a key and a value"):
+        causal_intention(query[:, :9], key, value)
+    with pytest.raises(ValueError, match="cu_seqlens"):
+        causal_intention(query, key, value, cu_seqlens=torch.tensor([0, 5]))
+    with pytest.raises(ValueError, match="covariance"):
+        causal_intention(query, key, value, covariance="within")
+
+
+def test_state_and_hard_sequences_do_not_mix() -> None:
+    state = intention.CausalState.empty(4, 2, (1,), alpha=0.0)
+    with pytest.raises(ValueError, match="larger alpha"):
+        state.prefill(torch.randn(1, 3, 4), torch.randn(1, 3, 4), torch.randn(1, 3, 2))
+
+
+@pytest.mark.parametrize(("gamma", "size"), [(0.999, 64), (0.95, 32), (0.9, 16), (0.6, 8), (0.05, 0)])
+def test_all_ways_to_forget_agree(gamma: float, size: int) -> None:
+    """Chunks of 64 to 8 tokens, and token by token."""
+    tokens = Tokens(*everything(n=100)[:8])  # type: ignore[arg-type]
+    logs = torch.full((2, 100), gamma, dtype=D).log()
+    want, _ = tokenwise.tokenwise(tokens, logs)
+    torch.testing.assert_close(causal(tokens, logs)[0], want, rtol=1e-10, atol=1e-10)
+    assert decay.length(logs, 100) == size
+
+
+def test_compiled_is_the_same() -> None:
+    query, key, value = torch.randn(3, 2, 100, 8)
+    gamma = torch.full((2, 100), 0.95)
+
+    def both(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        return causal_intention(q, k, v, alpha=0.5), causal_intention(q, k, v, alpha=0.5, decay=gamma)
+
+    own = [x.clone().requires_grad_() for x in (query, key, value)]
+    plain, quick = both(*own), torch.compile(both, fullgraph=True)(*own)
+    for a, b in zip(plain, quick, strict=True):
+        torch.testing.assert_close(a, b)
+    one = torch.autograd.grad(sum(x.square().sum() for x in plain), own)  # type: ignore[arg-type]
+    two = torch.autograd.grad(sum(x.square().sum() for x in quick), own)  # type: ignore[arg-type]
+    for a, b in zip(one, two, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_no_tensor_grows_with_the_square_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The largest tensor of forward and backward has a few numbers per token and feature."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    largest = 0
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            nonlocal largest
+            out = func(*args, **(kwargs or {}))
+            for x in out if isinstance(out, tuple | list) else [out]:
+                if isinstance(x, Tensor):
+                    largest = max(largest, x.numel())
+            return out
+
+    n, d = 4096, 16
+    own = [torch.randn(1, n, d, requires_grad=True) for _ in range(3)]
+    with Watch():
+        causal_intention(*own, alpha=1.0).sum().backward()
+    assert largest <= n * 64  # a chunk's 64 x 64 scores; N x d x d would be 4 times, N x N 64 times as many
+    assert own[1].grad is not None
