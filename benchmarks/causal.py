@@ -1,0 +1,140 @@
+"""Causal Intention against causal SDPA, and against conjugate gradients as a user would write them.
+
+    python benchmarks/causal.py
+
+One thread, float32, alpha = 1, d = k = 64; the number of heads falls as N grows, so that all shapes have as many tokens.
+The methods are timed in turn within one run, with the accuracy checks on. Results go to benchmarks/results/causal.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as TF
+from torch import Tensor
+
+from context import medians
+from intention import CausalState, causal_intention
+from intention import functional as F
+
+D = 64
+TOKENS = 8192
+LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+ALPHAS = (10.0, 1.0, 0.1, 1e-2, 1e-3, 1e-4)
+
+
+def inputs(n: int, grad: bool = False) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    heads = max(1, TOKENS // n)
+    return [torch.randn(1, heads, n, D, generator=generator, requires_grad=grad) for _ in range(3)]
+
+
+def sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return TF.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def ours(q: Tensor, k: Tensor, v: Tensor) -> Any:
+    return F.intention(q, k, v, is_causal=True, alpha=1.0)
+
+
+def forgetting(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return causal_intention(q, k, v, alpha=1.0, decay=torch.full(k.shape[:-1], 0.99))
+
+
+def sigma(q: Tensor, k: Tensor, v: Tensor) -> Any:
+    return F.sigma_intention(q, k, v, is_causal=True, alpha=1.0)
+
+
+def conjugate_gradients(q: Tensor, k: Tensor, v: Tensor, alpha: float = 1.0, steps: int = 30) -> Tensor:
+    """A_t z_t = q_t for all t at once, with A_t z = alpha z + sum_{s<=t} k_s (k_s z), then o_t = sum (z_t k_s) v_s."""
+
+    def times(x: Tensor) -> Tensor:
+        return alpha * x + (x @ k.mT).tril() @ k
+
+    z = torch.zeros_like(q)
+    rest = q.clone()
+    direction, size = rest.clone(), rest.square().sum(-1, keepdim=True)
+    for _ in range(steps):
+        moved = times(direction)
+        step = size / (direction * moved).sum(-1, keepdim=True).clamp_min(1e-30)
+        z, rest = z + step * direction, rest - step * moved
+        before, size = size, rest.square().sum(-1, keepdim=True)
+        direction = rest + size / before.clamp_min(1e-30) * direction
+    return (z @ k.mT).tril() @ v
+
+
+def timed(n: int, seconds: float) -> dict[str, Any]:
+    calls = {"sdpa": sdpa, "intention": ours, "intention, decay 0.99": forgetting, "sigma_intention": sigma}
+    if n <= 2048:
+        calls["conjugate gradients"] = conjugate_gradients
+    own, moving = inputs(n), inputs(n, grad=True)
+    upstream = torch.randn(own[2].shape)
+
+    def back(call: Any) -> Any:
+        return lambda: torch.autograd.grad(call(*moving), moving, upstream)
+
+    with torch.no_grad():
+        forward = medians({name: (lambda call=call: call(*own)) for name, call in calls.items()}, seconds)
+    both = medians({name: back(call) for name, call in calls.items() if name != "conjugate gradients"}, seconds)
+    return {"n": n, "heads": own[0].shape[1], "fwd": forward, "fwd+bwd": both}
+
+
+def accuracy(n: int = 512) -> list[dict[str, float]]:
+    """The relative error of float32 answers for a range of alpha."""
+    rows = []
+    for alpha in ALPHAS:
+        q, k, v = inputs(n)
+        want = causal_intention(q.double(), k.double(), v.double(), alpha=alpha)
+
+        def error(out: Tensor, want: Tensor = want) -> float:
+            return float((out.double() - want).norm() / want.norm())
+
+        exact, steps = causal_intention(q, k, v, alpha=alpha), conjugate_gradients(q, k, v, alpha)
+        rows.append({"alpha": alpha, "intention": error(exact), "conjugate gradients": error(steps)})
+    return rows
+
+
+def memory(steps: int) -> dict[str, int]:
+    """Bytes of the state after a few tokens and after many."""
+    state = CausalState.empty(D, D, (8,))
+    found = {}
+    with torch.no_grad():
+        for t in range(1, steps + 1):
+            token = torch.randn(3, 8, D)
+            _, state = state.step(*token)
+            if t in (10, steps):
+                found[str(t)] = state.gram.nbytes + state.cross.nbytes
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=3.0, help="for each length and pass")
+    parser.add_argument("--lengths", type=int, nargs="*", default=LENGTHS)
+    parser.add_argument("--steps", type=int, default=2000, help="tokens of the streaming check")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    result: dict[str, Any] = {"torch": torch.__version__, "machine": platform.machine(), "accuracy": accuracy()}
+    for row in result["accuracy"]:
+        print({name: f"{x:.1e}" for name, x in row.items()})
+    result["lengths"] = []
+    for n in args.lengths:
+        row = timed(n, args.seconds)
+        result["lengths"].append(row)
+        for label in ("fwd", "fwd+bwd"):
+            base = row[label]["sdpa"]
+            ratios = {name: round(t / base, 3) for name, t in row[label].items() if name != "sdpa"}
+            print(f"{n:6d} x {row['heads']:2d} {label:8s} sdpa {base * 1e3:8.2f} ms", ratios, flush=True)
+    result["state_bytes"] = memory(args.steps)
+    print(result["state_bytes"])
+    path = Path(__file__).parent / "results" / "causal.json"
+    path.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
