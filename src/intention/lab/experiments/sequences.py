@@ -34,9 +34,7 @@ def plan(config: Any) -> Plan:
     """The same for all models. The rate rises over the first twentieth and falls along a cosine."""
     every = max(1, config.steps // config.evaluations)
     warmup = config.steps // 20
-    return Plan(
-        config.steps, config.batch, config.learning_rate, warmup=warmup, clip=config.clip, evaluate_every=every
-    )
+    return Plan(config.steps, config.batch, config.learning_rate, warmup=warmup, clip=config.clip, evaluate_every=every)
 
 
 def about(row: Row, name: str) -> Any:
