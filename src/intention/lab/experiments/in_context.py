@@ -32,9 +32,11 @@ READING = """
 - *Informer*, *σIntention*, *Transformer*, *Linear attention* and *Delta rule* are the same network with another mixer:
   pre-norm layers of the language model (`InformerLM`) without positions. A token holds the pair before and x, so that
   no layer is needed to bring them together.
-- All models get the same tasks, the same number of steps and the same learning rate (`learning_rate`); none was
-  searched. Trained on y with its noise, judged by the error against w'x without it, which would otherwise hide in the
-  noise. The error is that of positions with at least d pairs before them.
+- All models get the same tasks and the same number of steps. The networks share one learning rate (`learning_rate`)
+  that was not searched. The one layer has another (`layer_rate`): its α has to go from 1 to 0.01, and Adam moves log α
+  by no more than the rate in a step.
+- Trained on y with its noise, judged by the error against w'x without it, which would otherwise hide in the noise. The
+  error is that of positions with at least d pairs before them.
 - `paper` is `standard`.
 """
 
@@ -45,8 +47,8 @@ class Config:
 
     models: tuple[str, ...] = chooses(MODELS)
     seeds: int = chooses(3)
-    steps: int = 1500
-    batch: int = 32
+    steps: int = 1200
+    batch: int = 16
     dims: int = 16
     length: int = 64  # pairs of a sequence
     noise: float = 0.1
@@ -55,12 +57,14 @@ class Config:
     layers: int = 2
     alpha: float = 1.0  # of the one layer, at the start
     learning_rate: float = 3e-3
+    layer_rate: float = 0.1  # learning rate of the one layer
     clip: float = 1.0
     evaluation_tasks: int = 500
     evaluations: int = 5  # during training
 
     def __post_init__(self) -> None:
         check(self, MODELS, dims=1, evaluation_tasks=2)
+        plan(self, self.layer_rate)
         check_heads(self.width, self.heads)
         require(self.length > self.dims, f"length must be more than dims, got {self.length} pairs, {self.dims} dims")
         require(0 < self.noise < math.inf, f"noise must be > 0 and finite, got {self.noise}")
@@ -68,7 +72,7 @@ class Config:
 
 
 STANDARD = Config()
-QUICK = replace(STANDARD, seeds=2, steps=200, dims=8, length=32, width=32, heads=2, evaluation_tasks=200)
+QUICK = replace(STANDARD, seeds=2, steps=400, dims=8, length=32, width=32, heads=2, evaluation_tasks=200)
 PRESETS = {"quick": QUICK, "standard": STANDARD, "paper": STANDARD}
 
 
@@ -98,7 +102,8 @@ def run(job: Job, place: Place) -> Iterator[Measure]:
     def measured(model: nn.Module) -> dict[str, float]:
         return {"mse": float(_errors(_predict(model, held_out), held_out)[:, config.dims :].mean())}
 
-    for entry in train(model, sample, loss, plan(config), seed=job.seed, place=place, evaluate=measured):
+    rate = config.layer_rate if job.model == "intention" else config.learning_rate
+    for entry in train(model, sample, loss, plan(config, rate), seed=job.seed, place=place, evaluate=measured):
         yield Measure("mse during training", entry["mse"], entry["step"])
     yield _measure(_errors(_predict(model, held_out), held_out), config.dims)
 

@@ -47,7 +47,7 @@ class Config:
     seeds: int = chooses(2)
     widths: tuple[int, ...] = chooses((16, 32, 64))
     steps: int = 1500
-    batch: int = 32
+    batch: int = 16
     pairs: tuple[int, ...] = (4, 8, 16, 32)
     keys: int = 64
     values: int = 64
@@ -75,7 +75,7 @@ class Config:
 
 
 STANDARD = Config()
-QUICK = replace(STANDARD, widths=(32,), steps=300, pairs=(4, 8), keys=16, values=16, evaluation_sequences=100)
+QUICK = replace(STANDARD, widths=(32,), steps=700, pairs=(4, 8), keys=16, values=16, evaluation_sequences=100)
 PRESETS = {"quick": QUICK, "standard": STANDARD, "paper": STANDARD}
 
 

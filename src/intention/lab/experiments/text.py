@@ -50,8 +50,8 @@ class Config:
     models: tuple[str, ...] = chooses(MIXERS)
     seeds: int = chooses(2)
     text: str = ""  # a file in UTF-8. Default: docstrings of Python's own modules
-    steps: int = 600
-    batch: int = 16
+    steps: int = 1000
+    batch: int = 8
     window: int = 128  # characters
     width: int = 64
     heads: int = 4
@@ -59,7 +59,7 @@ class Config:
     learning_rate: float = 3e-3
     clip: float = 1.0
     evaluation_windows: int = 200
-    evaluations: int = 4  # during training
+    evaluations: int = 5  # during training
 
     def __post_init__(self) -> None:
         check(self, MIXERS, window=1, evaluation_windows=2)
@@ -67,7 +67,7 @@ class Config:
 
 
 STANDARD = Config()
-QUICK = replace(STANDARD, steps=250, batch=8, window=64, width=32, heads=2, layers=2, evaluation_windows=100)
+QUICK = replace(STANDARD, steps=450, window=64, width=32, heads=2, layers=2, evaluation_windows=100)
 PRESETS = {"quick": QUICK, "standard": STANDARD, "paper": STANDARD}
 
 
