@@ -57,10 +57,13 @@ def plot(rows: Sequence[Row]) -> list[Plot]:
             )
             plots.append(Plot(f"The same as numbers: {name}", caption, table=table(own)))
         if shown := written(own):
-            prompt = _one_line(about(next(iter(shown.values())), "prompt"))
-            caption = f"{len(about(next(iter(shown.values())), 'sample'))} characters drawn after “{prompt}”."
+            first = next(iter(shown.values()))
+            caption = (
+                "Characters drawn one after another, seed by seed the same for all models; ⏎ is the end of a line."
+            )
             body = [[named(model), _one_line(about(row, "sample"))] for model, row in shown.items()]
-            plots.append(Plot(f"What the models write: {name}", caption, table=[["", "written"], *body]))
+            table_of = [["", "written"], ["the beginning, given", _one_line(about(first, "prompt"))], *body]
+            plots.append(Plot(f"What the models write: {name}", caption, table=table_of))
     return plots
 
 
