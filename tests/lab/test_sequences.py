@@ -21,7 +21,15 @@ REGRESSION = dataclasses.replace(
     in_context.PRESETS["quick"], steps=2, batch=3, dims=3, length=7, width=8, evaluation_tasks=11, evaluations=2
 )
 RECALL = dataclasses.replace(
-    recall.PRESETS["quick"], steps=2, batch=3, widths=(4, 8), pairs=(2, 3), keys=5, head=4, evaluation_sequences=11
+    recall.PRESETS["quick"],
+    steps=2,
+    batch=3,
+    widths=(4, 8),
+    pairs=(2, 3),
+    keys=5,
+    values=7,
+    head=4,
+    evaluation_sequences=11,
 )
 TEXT = dataclasses.replace(text.PRESETS["quick"], steps=2, batch=3, window=11, width=8, evaluation_windows=7)
 
@@ -127,13 +135,14 @@ def test_an_unknown_model_is_named():
 
 
 def test_keys_are_distinct_and_answers_are_their_values():
-    drawn = tasks.recall(501, generator(), pairs=5, keys=7, values=3)
+    drawn = tasks.recall(501, generator(), pairs=5, keys=7, values=6)
     assert drawn.tokens.shape == (501, 15)
     shown, asked = drawn.tokens[:, :10].view(501, 5, 2), drawn.tokens[:, 10:]
     assert all(len(set(keys)) == 5 for keys in shown[..., 0].tolist())
+    assert all(len(set(values)) == 5 for values in shown[..., 1].tolist())
     assert (shown[..., 0] < 7).all()
     assert (shown[..., 1] >= 7).all()
-    assert (shown[..., 1] < 10).all()
+    assert (shown[..., 1] < 13).all()
     for pairs, keys, values in zip(shown.tolist(), asked.tolist(), drawn.answers.tolist(), strict=True):
         assert [dict(pairs)[key] for key in keys] == values  # type: ignore[arg-type]
     assert (asked != shown[..., 0]).any(1).float().mean() > 0.95  # in another order

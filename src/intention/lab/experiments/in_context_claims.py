@@ -23,8 +23,18 @@ def claims(rows: Sequence[Row]) -> list[Claim]:
         _near(rows, "intention", ON, "One Intention layer sits on exact ridge"),
         _near(rows, "transformer", CLOSE, "A Transformer with the same budget comes close to exact ridge"),
         _near(rows, "informer", CLOSE, "An Informer, the same network with Intention, comes close to exact ridge"),
-        _better(rows, "informer", "linear_attention", "The covariance matters: linear attention has a larger error"),
-        _better(rows, "informer", "delta", "So has the delta rule, one step of descent for each token"),
+        _better(
+            rows,
+            "informer",
+            "linear_attention",
+            "The covariance matters: linear attention has a larger error than Intention",
+        ),
+        _better(
+            rows,
+            "informer",
+            "delta",
+            "The delta rule, one step of descent for each token, has a larger error than Intention",
+        ),
         _better(rows, "sigma_intention", "transformer", "σIntention is at least as good as attention"),
     ]
 

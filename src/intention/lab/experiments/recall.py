@@ -23,8 +23,8 @@ EXCLUSIVE = False
 SECONDS = {"quick": 70, "standard": 800}  # on one core, all runs
 READING = """
 - The paper has no such experiment. A sequence holds P pairs of a key and a value, then the P keys alone in another
-  order. The model is asked for the value of each of these (cross-entropy at those positions only). Keys of a sequence
-  are distinct, values need not be; keys and values are different tokens.
+  order. The model is asked for the value of each of these (cross-entropy at those positions only). The keys
+  of a sequence are distinct, and so are its values; keys and values are different tokens.
 - The model is `InformerLM` with rotary positions and 2 layers, which differ in nothing but the mixer. No token sees
   the one before it without a mixer: the first layer has to bring key and value together (an induction head).
 - One model is trained for all numbers of pairs: each batch has one of them, drawn at random. It is asked on sequences
@@ -34,7 +34,7 @@ READING = """
 - All models get the same sequences, the same number of steps and the same learning rate (`learning_rate`); none was
   searched.
 - Who has not learnt the task cannot be compared: a case counts where the better of the two answers more than 2/P of
-  the questions. Guessing one of the values that were shown gives about 1/P.
+  the questions (90% for one pair or two). Guessing one of the values that were shown gives 1/P.
 - `paper` is `standard`.
 """
 
@@ -59,10 +59,11 @@ class Config:
     evaluations: int = 5  # during training
 
     def __post_init__(self) -> None:
-        check(self, MIXERS, head=1, values=2, evaluation_sequences=2)
+        check(self, MIXERS, head=1, evaluation_sequences=2)
         require(bool(self.pairs), "pairs must name at least one number, got none")
+        most = min(self.keys, self.values)
         for number in self.pairs:
-            require(1 <= number <= self.keys, f"pairs must be 1 to {self.keys} (the keys there are), got {number}")
+            require(1 <= number <= most, f"pairs must be 1 to {most} (the keys and values there are), got {number}")
         require(bool(self.widths), "widths must name at least one, got none")
         for width in self.widths:
             fits = width >= self.head and width % self.head == 0

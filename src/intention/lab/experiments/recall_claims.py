@@ -40,7 +40,7 @@ def accuracies(rows: Sequence[Row], model: str, width: int, pairs: float) -> dic
 
 def learnt(pairs: float, *accuracies: dict[int, float]) -> bool:
     """Whether any of them answers more than twice as often as one who guesses a value that was shown."""
-    return any(estimate(list(each.values())).mean > 2 / pairs for each in accuracies)
+    return any(estimate(list(each.values())).mean > min(2 / pairs, 0.9) for each in accuracies)
 
 
 def difference(one: dict[int, float], other: dict[int, float]) -> Estimate | None:

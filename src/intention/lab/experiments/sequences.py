@@ -12,7 +12,7 @@ from intention.lab.results import Row, estimate, select
 from intention.lab.train import Plan
 
 WHERE = "our own line"
-OURS = "not in the paper: sequences, where a token sees those before it"
+OURS = "not in the paper"
 
 
 def check(config: Any, models: Sequence[str], **least: int) -> None:

@@ -46,13 +46,15 @@ class Recall(NamedTuple):
 
 
 def recall(batch: int, generator: torch.Generator, *, pairs: int, keys: int, values: int) -> Recall:
-    """Tokens 0 ... keys - 1 are keys, those after them values. The keys of a sequence are distinct.
+    """Tokens 0 ... keys - 1 are keys, those after them values. Those of a sequence are distinct: who guesses one of
+    the values that were shown is right once in P.
 
     >>> recall(2, torch.Generator().manual_seed(0), pairs=3, keys=8, values=5).tokens.shape
     torch.Size([2, 9])
     """
-    key = torch.rand(batch, keys, generator=generator).argsort(-1)[:, :pairs]
-    value = keys + torch.randint(values, (batch, pairs), generator=generator)
-    order = torch.rand(batch, pairs, generator=generator).argsort(-1)
+    key, value, order = (
+        torch.rand(batch, size, generator=generator).argsort(-1)[:, :pairs] for size in (keys, values, pairs)
+    )
+    value = keys + value
     shown = torch.stack([key, value], -1).flatten(1)
     return Recall(torch.cat([shown, key.gather(1, order)], 1), value.gather(1, order))
