@@ -64,12 +64,12 @@ class Chunked(NamedTuple):
         root = self.weight.sqrt()
         return root * self.key, None if self.value is None else root * self.value
 
-    def part(self, first: int, last: int, dtype: torch.dtype) -> Chunked:
-        def own(x: Tensor | None) -> Tensor | None:
-            return None if x is None else x[:, first:last].to(dtype)
+    def part(self, first: int, last: int) -> Chunked:
+        """The chunks `first` to `last`."""
+        return Chunked(*(None if x is None else x[:, first:last] for x in self[:4]), self.alpha, self.gain)  # type: ignore[arg-type]
 
-        parts = [own(x) for x in self[:4]]
-        return Chunked(*parts, self.alpha.to(dtype), None if self.gain is None else self.gain.to(dtype))  # type: ignore[arg-type]
+    def to(self, dtype: torch.dtype) -> Chunked:
+        return Chunked(*(None if x is None else x.to(dtype) for x in self))  # type: ignore[arg-type]
 
 
 def chunked(tokens: Tokens, size: int) -> Chunked:
@@ -104,7 +104,7 @@ def fit_chunks(own: Chunked, gram: Tensor, cross: Tensor | None) -> Fits:
     """`gram` (B, n + 1, d, d) and `cross` (B, n + 1, d, k) are the sums before each chunk, and after the last."""
     key, value = own.weighted()
     dtype, gain = key.dtype, 1.0 if own.gain is None else own.gain
-    sigma = gram[:, :-1].to(dtype) * gain
+    sigma = gram[:, :-1].to(dtype, copy=True) if own.gain is None else gram[:, :-1].to(dtype) * gain
     sigma.diagonal(0, -2, -1).add_(own.alpha.squeeze(-1))
     lower, failed = torch.linalg.cholesky_ex(sigma)
     before = inverses(lower, failed)
@@ -113,7 +113,7 @@ def fit_chunks(own: Chunked, gram: Tensor, cross: Tensor | None) -> Fits:
     largest = largest * (1.0 if own.gain is None else own.gain.view(-1, 1)) + own.alpha.view(-1, 1)
     ratio = largest * before.diagonal(0, -2, -1).amax(-1)
     moved = key @ before  # K P
-    inner = (moved * gain) @ key.mT
+    inner = (moved if own.gain is None else moved * gain) @ key.mT
     inner.diagonal(0, -2, -1).add_(1.0)
     lower, lost = torch.linalg.cholesky_ex(inner)
     ratio = ratio.masked_fill_((failed + lost).bool(), torch.inf)
@@ -121,7 +121,7 @@ def fit_chunks(own: Chunked, gram: Tensor, cross: Tensor | None) -> Fits:
     if value is None or cross is None:
         return Fits(before, None, rows, None, ratio)
     w = before @ cross[:, :-1].to(dtype)
-    return Fits(before, w, rows, half_solve(lower, value - (key @ w) * gain), ratio)
+    return Fits(before, w, rows, half_solve(lower, value - (key @ w if own.gain is None else (key @ w) * gain)), ratio)
 
 
 def half_solve(lower: Tensor, x: Tensor) -> Tensor:

@@ -58,7 +58,7 @@ def length(log_decay: Tensor, n: int) -> int:
 
 
 def fade(tokens: Tokens, log_decay: Tensor, size: int) -> Faded:
-    own = chunked(tokens, size).part(0, -(-tokens.key.shape[1] // size), torch.float64)
+    own = chunked(tokens, size).to(torch.float64)
     steps = torch.nn.functional.pad(log_decay.double(), (0, -log_decay.shape[1] % size)).unflatten(1, (-1, size))
     total = steps.cumsum(-1).unsqueeze(-1)
     share = (total - total.mT).tril().exp().tril()
