@@ -147,7 +147,8 @@ def intention(
             O(M (N d^2 + d^3)).
         dropout_p: each context point is left out with this probability, the rest count 1 / (1 - p). Gate it on
             training.
-        is_causal: the fit of query t sees keys <= t only, top-left aligned. Solved query by query.
+        is_causal: the fit of query t sees keys <= t only, top-left aligned. Solved in chunks, O(N (d^2 + d k)); with an
+            intercept, another covariance or a named solver, query by query.
         scale: multiplies the map Q Sigma^-1 K'; default 1.
         enable_gqa: fewer key and value heads than query heads, at dimension -3.
         alpha: number >= 0, or a tensor that broadcasts to the leading dimensions (one per head). Default 1 ("convex":
