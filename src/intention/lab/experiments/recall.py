@@ -20,7 +20,7 @@ from intention.nn import InformerLM
 TITLE = "Associative recall"
 PLACE = OURS
 EXCLUSIVE = False
-SECONDS = {"quick": 70, "standard": 800}  # on one core, all runs
+SECONDS = {"quick": 80, "standard": 750}  # on one core, all runs; standard: from the time of a step
 READING = """
 - The paper has no such experiment. A sequence holds P pairs of a key and a value, then the P keys alone in another
   order. The model is asked for the value of each of these (cross-entropy at those positions only). The keys
@@ -31,8 +31,9 @@ READING = """
   that training never saw, accuracies with their 95% intervals over sequences.
 - The size of a head is the same at every width. Linear attention, the delta rule and Intention remember a matrix of
   that size for each head; attention and σIntention remember every token.
-- All models get the same sequences, the same number of steps and the same learning rate (`learning_rate`); none was
-  searched.
+- All models get the same sequences, the same number of steps and the same learning rate (`learning_rate`), which was
+  not searched. There are 16 keys and 16 values because attention learns to recall these within the steps of
+  `standard`; with 32 of each it did not begin to, in 1500 steps of seed 0.
 - Who has not learnt the task cannot be compared: a case counts where the better of the two answers more than 2/P of
   the questions (90% for one pair or two). Guessing one of the values that were shown gives 1/P.
 - `paper` is `standard`.
@@ -44,13 +45,13 @@ class Config:
     """Associative recall."""
 
     models: tuple[str, ...] = chooses(MIXERS)
-    seeds: int = chooses(2)
+    seeds: int = chooses(3)
     widths: tuple[int, ...] = chooses((16, 32, 64))
-    steps: int = 1500
+    steps: int = 1000
     batch: int = 16
-    pairs: tuple[int, ...] = (4, 8, 16, 32)
-    keys: int = 64
-    values: int = 64
+    pairs: tuple[int, ...] = (4, 8, 16)
+    keys: int = 16
+    values: int = 16
     head: int = 16  # size
     layers: int = 2
     learning_rate: float = 3e-3
@@ -76,7 +77,7 @@ class Config:
 
 
 STANDARD = Config()
-QUICK = replace(STANDARD, widths=(32,), steps=700, pairs=(4, 8), keys=16, values=16, evaluation_sequences=100)
+QUICK = replace(STANDARD, seeds=2, widths=(32,), steps=600, pairs=(4, 8), evaluation_sequences=100)
 PRESETS = {"quick": QUICK, "standard": STANDARD, "paper": STANDARD}
 
 

@@ -19,10 +19,10 @@ READ = "(read as: at most 1 percentage point below, at every number of pairs and
 
 def claims(rows: Sequence[Row]) -> list[Claim]:
     return [
-        _as_well(rows, "intention", "linear_attention"),
-        _as_well(rows, "intention", "delta"),
-        _as_well(rows, "intention", "attention"),
-        _as_well(rows, "sigma_intention", "attention"),
+        _as_well(rows, "intention", "linear_attention", "Intention recalls at least as well as linear attention"),
+        _as_well(rows, "intention", "delta", "Intention recalls at least as well as the delta rule"),
+        _as_well(rows, "intention", "attention", "Intention recalls at least as well as attention"),
+        _as_well(rows, "sigma_intention", "attention", "σIntention recalls at least as well as attention"),
     ]
 
 
@@ -50,7 +50,7 @@ def difference(one: dict[int, float], other: dict[int, float]) -> Estimate | Non
     return estimate([one[seed] - other[seed] for seed in sorted(one)])
 
 
-def _as_well(rows: Sequence[Row], model: str, other: str) -> Claim:
+def _as_well(rows: Sequence[Row], model: str, other: str, text: str) -> Claim:
     parts, verdicts = [], []
     for width, pairs in cells(rows):
         one, two = (accuracies(rows, name, width, pairs) for name in (model, other))
@@ -65,13 +65,7 @@ def _as_well(rows: Sequence[Row], model: str, other: str) -> Claim:
         else:
             verdicts.append(UNTESTED)
             parts.append(f"{case}: neither has learnt it ({_percent(one)}, {_percent(two)})")
-    text = f"{named(model)} recalls at least as well as {_inside(other)} at the same width {READ}"
-    return Claim(text, WHERE, "; ".join(parts), together(verdicts))
-
-
-def _inside(model: str) -> str:
-    """A name within a sentence."""
-    return named(model)[:1].lower() + named(model)[1:]
+    return Claim(f"{text} {READ}", WHERE, "; ".join(parts), together(verdicts))
 
 
 def _percent(accuracies: dict[int, float]) -> str:
