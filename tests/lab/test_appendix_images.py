@@ -144,8 +144,9 @@ def momentum(experiment: Any) -> float:
 
 
 def schedule(experiment: Any) -> str:
-    """Over equal times the rate falls by equal factors, once it falls."""
-    for plan in plans(experiment):
+    """Over equal times the rate falls by equal factors, once it falls: of all models but our own longer line."""
+    paper = experiment.PRESETS["paper"]
+    for plan in (paper.plan(model) for model in paper.models if model != "intention_longer"):
         rates = [plan.rate(step) for step in range(plan.decay_period + 2_000, plan.decay_period + 50_000, 4_000)]
         factors = {round(b / a, 9) for a, b in itertools.pairwise(rates)}
         if len(factors) != 1 or not 0 < only(factors) < 1:

@@ -60,6 +60,8 @@ STANDARD = replace(
         "protonet",
         "maml",
         "intention_longer",
+        "pretrained",
+        "intention_ce",
     ),
     precision="bfloat16",
     steps=2000,

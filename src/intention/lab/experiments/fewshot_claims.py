@@ -10,6 +10,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from intention.lab.experiments.base import Claim, data_name, label
 from intention.lab.experiments.compare import UNTESTED, together
@@ -65,6 +66,12 @@ def trained(rows: Sequence[Row]) -> str:
     config = rows[0].config
     encoder = ENCODERS.get(config.get("encoder", ""), "unnamed encoder")
     return f"{config.get('steps')} steps × {config.get('batch')} episodes, {encoder} of width {config.get('width')}"
+
+
+def steps_of(config: Mapping[str, Any], model: str) -> int:
+    """Of this model; one of them is trained longer than the others."""
+    own = config.get(model)
+    return int(config.get("steps", 0)) * int(own.get("times", 1) if isinstance(own, Mapping) else 1)
 
 
 def same_seeds(own: Seeds, other: Seeds, model: str) -> tuple[Seeds, Seeds]:
@@ -168,10 +175,11 @@ def _printed(rows: Sequence[Row], where: str) -> list[Claim]:
     for model in models:
         own, unseen = seeds_of(some, model), seeds_of(some, model, UNSEEN)
         verdicts += [_ends(row)[1] >= PRINTED for row in own.values()]
-        parts.append(f"{_said(model, own)} (on all 20 unseen classes {_said('', unseen)})")
+        steps = steps_of(next(iter(own.values())).config, model)
+        parts.append(f"{_said(model, own)} after {steps} steps (on all 20 unseen classes {_said('', unseen)})")
     text = f"Intention reaches {PRINTED:.1%} (read as: its intervals over test episodes do)"
     verdict = "holds" if all(verdicts) else "partly" if any(verdicts) else "does not hold"
-    return [Claim(text, where, f"{set_name('miniimagenet')}, {trained(some)}: {'; '.join(parts)}", verdict)]
+    return [Claim(text, where, f"{set_name('miniimagenet')}: {'; '.join(parts)}", verdict)]
 
 
 def claims_table_2(rows: Sequence[Row]) -> list[Claim]:

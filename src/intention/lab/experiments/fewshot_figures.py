@@ -8,7 +8,16 @@ from functools import partial
 from typing import Any
 
 from intention.lab.experiments.base import COLOURS, Plot, label
-from intention.lab.experiments.fewshot_claims import latents, of_latent, percent, seeds_of, set_name, sets, trained
+from intention.lab.experiments.fewshot_claims import (
+    latents,
+    of_latent,
+    percent,
+    seeds_of,
+    set_name,
+    sets,
+    steps_of,
+    trained,
+)
 from intention.lab.experiments.fewshot_config import ACCURACY, BEFORE, MODELS, SEEN, UNSEEN, VALIDATION
 from intention.lab.results import Row, estimate, select
 
@@ -80,15 +89,10 @@ def table(rows: Sequence[Row], numbers: Numbers) -> list[list[str]]:
                 *(label(model), LOSSES.get(model, "cross-entropy"), mean(list(own.values())), str(len(own))),
                 "; ".join(percent(row) for row in own.values()),
                 *(mean(list(seeds_of(rows, model, metric).values())) for metric in (UNSEEN, SEEN, BEFORE)),
-                f"{_steps(config, model)} × {config.get('batch')}, width {config.get('width')}",
+                f"{steps_of(config, model)} × {config.get('batch')}, width {config.get('width')}",
             ]
             body.append(line + ([numbers.get(model, "")] if numbers else []))
     return [head + (["The paper"] if numbers else []), *body]
-
-
-def _steps(config: Mapping[str, Any], model: str) -> int:
-    own = config.get(model)
-    return int(config.get("steps", 0)) * int(own.get("times", 1) if isinstance(own, Mapping) else 1)
 
 
 def mean(rows: Sequence[Row]) -> str:
