@@ -6,6 +6,7 @@ import torch
 import reference
 from intention import functional as F
 from intention import per_query
+from intention.solve import causal_batch, each
 
 CALLS = ["attention", "linear_attention", "intention", "sigma_intention"]
 SOLVED = ["intention", "sigma_intention"]
@@ -197,7 +198,9 @@ def test_chunks_do_not_show(call, monkeypatch):
     mask = torch.rand(7, 7) > 0.3
     mask[:, 0] = True
     whole = [getattr(F, call)(q, k, v, is_causal=True), getattr(F, call)(q, k, v, mask)]
-    monkeypatch.setattr(per_query, "CHUNK", 6 * 7 * 5 * 2)  # two queries at a time
+    for module in (per_query, each):
+        monkeypatch.setattr(module, "CHUNK", 6 * 7 * 5 * 2)  # two queries at a time
+    monkeypatch.setattr(causal_batch, "CHUNK", 2)
     for a, b in zip(whole, [getattr(F, call)(q, k, v, is_causal=True), getattr(F, call)(q, k, v, mask)], strict=True):
         torch.testing.assert_close(a, b)
 
