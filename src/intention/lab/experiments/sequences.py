@@ -32,10 +32,10 @@ def check_heads(width: int, heads: int) -> None:
 
 def plan(config: Any, rate: float | None = None) -> Plan:
     """The learning rate rises over the first twentieth and falls along a cosine."""
-    rate = config.learning_rate if rate is None else rate
+    chosen: float = config.learning_rate if rate is None else rate
     every = max(1, config.steps // config.evaluations)
     warmup = config.steps // 20
-    return Plan(config.steps, config.batch, rate, warmup=warmup, clip=config.clip, evaluate_every=every)
+    return Plan(config.steps, config.batch, chosen, warmup=warmup, clip=config.clip, evaluate_every=every)
 
 
 def about(row: Row, name: str) -> Any:
