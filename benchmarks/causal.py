@@ -2,7 +2,7 @@
 
     python benchmarks/causal.py
 
-One thread, float32, alpha = 1, d = k = 64; the number of heads falls as N grows, so that all shapes have as many tokens.
+One thread, float32, alpha = 1, d = k = 64; heads become fewer as N grows, so that all shapes have as many tokens.
 The methods are timed in turn within one run, with the accuracy checks on. Results go to benchmarks/results/causal.json.
 """
 

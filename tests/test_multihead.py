@@ -351,6 +351,17 @@ def test_a_hint_stands_for_the_mask_where_it_does_in_torch(need_weights, padded)
     assert off(ours(x, x, x, **options)[0], theirs(x, x, x, **options)[0]) < 1e-9
 
 
+def test_a_causal_hint_and_padding_are_solved_in_chunks(monkeypatch):
+    """A bool mask can hold nothing but the triangle, so that padding does not make it one fit per query."""
+    mixer = MultiheadIntention(E, H, batch_first=True, dtype=torch.float64)
+    x, triangle = randn(B, L, E), torch.ones(L, L, dtype=torch.bool).triu(1)
+    padding = torch.arange(L) >= torch.tensor([L, 3])[:, None]
+    want = mixer(x, x, x, key_padding_mask=padding, attn_mask=triangle, need_weights=False)[0]
+    monkeypatch.setattr(F, "per_query", None)
+    got = mixer(x, x, x, key_padding_mask=padding, attn_mask=triangle, need_weights=False, is_causal=True)[0]
+    assert off(got, want) < 1e-9
+
+
 def test_a_covariance_of_the_users_own_sees_the_values():
     """Whether weights are asked for or not."""
 

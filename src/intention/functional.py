@@ -211,7 +211,8 @@ def intention(
             return out, unpack(packed, plan.dual, out.dtype)
 
         if is_causal and not own_sigma and not intercept and solver == "auto":
-            out, report = in_chunks(inputs._replace(query=inputs.query * scale), transform_only=False)
+            query = inputs.query if scale == 1 else inputs.query * scale
+            out, report = in_chunks(inputs._replace(query=query), transform_only=False)
         else:
             out, report = per_query(inputs, counted.per_query, solve)
     else:

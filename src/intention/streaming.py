@@ -202,7 +202,7 @@ def _run(
         if x is None:
             return None
         own = x.shape[x.dim() - trailing :]
-        return x.to(to).expand(*lead, *own).reshape(math.prod(lead), *own)
+        return x.to(to).expand((*lead, *own)).reshape(math.prod(lead), *own)
 
     regulariser: Any = flat(alpha.to(query.device), 0)
     logs = None if decay is None else flat(checks.decay(decay), 1, SUMS).log()  # type: ignore[union-attr]

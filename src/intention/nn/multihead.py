@@ -86,7 +86,8 @@ class Multihead(nn.MultiheadAttention):
         value = key if paired else batch_first(value)
         checks.multihead_masks(self, query, key, key_padding_mask, attn_mask, is_causal)
         # the hint stands for the mask where it does in torch, and not where extra points come last, for all to see
-        is_causal = is_causal and not need_weights and not self._extra_points()
+        plain = key_padding_mask is None or (attn_mask is not None and attn_mask.dtype == torch.bool)
+        is_causal = is_causal and not need_weights and plain and not self._extra_points()
         mask = self._mask(query, None if is_causal else attn_mask, key_padding_mask)
         q, k, v = (x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for x in self._project(query, key, value))
         heads = Heads(q, k, v, mask, self.dropout if self.training else 0.0, is_causal)

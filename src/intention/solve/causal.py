@@ -65,8 +65,9 @@ class Chunked(NamedTuple):
         return root * self.key, None if self.value is None else root * self.value
 
     def part(self, first: int, last: int) -> Chunked:
-        """The chunks `first` to `last`."""
-        return Chunked(*(None if x is None else x[:, first:last] for x in self[:4]), self.alpha, self.gain)  # type: ignore[arg-type]
+        """The chunks `first` to `last`, in one piece of memory."""
+        parts = (None if x is None else x[:, first:last].contiguous() for x in self[:4])
+        return Chunked(*parts, self.alpha, self.gain)  # type: ignore[arg-type]
 
     def to(self, dtype: torch.dtype) -> Chunked:
         return Chunked(*(None if x is None else x.to(dtype) for x in self))  # type: ignore[arg-type]
@@ -90,14 +91,11 @@ def chunked(tokens: Tokens, size: int) -> Chunked:
 
 def running(start: Tensor | None, steps: Tensor) -> Tensor:
     """Sums (B, n + 1, ...) of what comes before each chunk, and of all, in float64."""
-    out = steps.new_empty(steps.shape[0], steps.shape[1] + 1, *steps.shape[2:], dtype=torch.float64)
-    if start is None:
-        out[:, 0] = 0
-    else:
-        out[:, 0] = start
-    for i in range(steps.shape[1]):
-        torch.add(out[:, i], steps[:, i], out=out[:, i + 1])
-    return out
+    n = steps.shape[1]
+    # a product with ones and zeros: to add 0 times what comes later changes no bit, and it is faster than cumsum
+    before = torch.ones(n + 1, n, dtype=torch.float64, device=steps.device).tril(-1)
+    out = (before @ steps.flatten(2).double()).unflatten(2, steps.shape[2:])
+    return out if start is None else out.add_(start.unsqueeze(1))
 
 
 def fit_chunks(own: Chunked, gram: Tensor, cross: Tensor | None) -> Fits:
@@ -121,7 +119,8 @@ def fit_chunks(own: Chunked, gram: Tensor, cross: Tensor | None) -> Fits:
     if value is None or cross is None:
         return Fits(before, None, rows, None, ratio)
     w = before @ cross[:, :-1].to(dtype)
-    return Fits(before, w, rows, half_solve(lower, value - (key @ w if own.gain is None else (key @ w) * gain)), ratio)
+    fitted = key @ w if own.gain is None else (key @ w) * gain
+    return Fits(before, w, rows, half_solve(lower, fitted.neg_().add_(value)), ratio)
 
 
 def half_solve(lower: Tensor, x: Tensor) -> Tensor:
@@ -133,13 +132,13 @@ def answers(own: Chunked, fits: Fits) -> Tensor:
     """q_t W_t (B, n, C, k); without values q_t A_t^-1."""
     if fits.w is None or fits.rest is None:
         return transformed(own.query, own, fits)
-    return own.query @ fits.w + (own.query @ fits.rows.mT).tril_() @ fits.rest
+    return (own.query @ fits.w).add_((own.query @ fits.rows.mT).tril_() @ fits.rest)
 
 
 def transformed(rows: Tensor, own: Chunked, fits: Fits) -> Tensor:
     """x_t A_t^-1 for rows x_t of every token."""
     seen = (rows @ fits.rows.mT).tril_()
-    return rows @ fits.before - (seen if own.gain is None else seen * own.gain) @ fits.rows
+    return (rows @ fits.before).sub_((seen if own.gain is None else seen * own.gain) @ fits.rows)
 
 
 def inverses(lower: Tensor, failed: Tensor) -> Tensor:

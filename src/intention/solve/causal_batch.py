@@ -26,7 +26,7 @@ from intention.solve.factor import EASY
 from intention.solve.ladder import FLOAT64, PRIMAL, Report, has_float64
 
 CHUNK = 64  # tokens; with d = 64, chunks of 32 and of 128 are slower
-SPAN = 32  # chunks of all sequences that are worked on at once: what they need stays in the cache
+SPAN = 16  # chunks of all sequences that are worked on at once: what they need stays in the cache
 FIRST = 2  # chunks of a sequence in the first span: where there are few tokens, float64 is needed most often
 
 
