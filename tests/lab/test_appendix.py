@@ -44,7 +44,7 @@ def test_the_paper_preset_has_the_value(row: Row) -> None:
 
 
 def test_every_row_belongs_to_an_experiment_and_says_why_it_differs() -> None:
-    assert {row.experiment for row in ROWS} == set(experiments.NAMES)
+    assert {row.experiment for row in ROWS} == set(experiments.NAMES) - set(experiments.OURS)
     for row in ROWS:
         differs = row.printed is not NOT_PRINTED and row.expected != row.printed
         assert bool(row.why) >= differs, f"{name_of(row)}: say why {row.expected} is not {row.printed}"

@@ -21,7 +21,11 @@ NAMES = (
     "policy",
     "kabsch",
     "anomaly",
+    "in_context",
+    "recall",
+    "text",
 )
+OURS = ("in_context", "recall", "text")  # the paper does not have them
 
 
 def find(name: str) -> Experiment:

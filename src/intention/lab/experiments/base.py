@@ -31,6 +31,9 @@ COLOURS = {
     "intention_qda": "#20A4B8",
     "protonet": "#5A9E2F",
     "pretrained": "#A0A0A0",
+    "informer": "#8A5A00",
+    "transformer": "#2F7FD1",
+    "delta": "#7A4FBF",
 }
 LABELS = {
     "intention": "Intention",
@@ -48,6 +51,9 @@ LABELS = {
     "intention_qda": "Intention-QDA (one covariance per class)",
     "protonet": "ProtoNet",
     "pretrained": "Frozen features (LS-SVM)",
+    "informer": "Informer",
+    "transformer": "Transformer",
+    "delta": "Delta rule",
 }
 
 

@@ -21,6 +21,8 @@ LABELS = {
     "intention_exact": "Intention with intercept, untrained",
     "affine": "affine least squares",
     "umeyama": "Umeyama",
+    "ridge": "exact ridge",
+    "counted_pairs": "counted pairs of characters",
 }
 
 

@@ -1,0 +1,135 @@
+"""What the rows of `in_context` say: errors against the number of pairs seen, beside exact ridge."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from intention.lab.experiments.base import Claim, Plot
+from intention.lab.experiments.compare import UNTESTED, by_model, errors, named, ratio, times, verdict
+from intention.lab.experiments.sequences import WHERE, about, at_most, history, line
+from intention.lab.models.sequences import MODELS
+from intention.lab.results import Estimate, Row, estimate_log, select
+
+ON = 1.05  # times the error of ridge
+CLOSE = 2.0
+CLOSED = ("ridge", "zero")
+
+
+def claims(rows: Sequence[Row]) -> list[Claim]:
+    return [
+        _near(rows, "intention", ON, "One Intention layer sits on exact ridge"),
+        _near(rows, "transformer", CLOSE, "A Transformer with the same budget comes close to exact ridge"),
+        _near(rows, "informer", CLOSE, "An Informer, the same network with Intention, comes close to exact ridge"),
+        _better(
+            rows,
+            "informer",
+            "linear_attention",
+            "The covariance matters: linear attention has a larger error than Intention",
+        ),
+        _better(
+            rows,
+            "informer",
+            "delta",
+            "The delta rule, one step of descent for each token, has a larger error than Intention",
+        ),
+        _better(rows, "sigma_intention", "transformer", "σIntention is at least as good as attention"),
+    ]
+
+
+def by_position(rows: Sequence[Row], model: str) -> dict[int, list[float]]:
+    """The errors at all positions for each seed; what is not finite is infinitely bad."""
+    found = {row.seed: about(row, "by position") or [] for row in select(rows, metric="mse", model=model)}
+    return {seed: [math.inf if error is None else error for error in each] for seed, each in found.items()}
+
+
+def worst(rows: Sequence[Row], model: str) -> tuple[Estimate, int] | None:
+    """How many times ridge's error at the worst position from d on (a mean over seeds), and where that is at most."""
+    own, floor = by_position(rows, model), by_position(rows, "ridge")
+    if not own or set(own) != set(floor):
+        return None
+    dims = max(about(row, "dims") for row in select(rows, metric="mse", model=model))
+    found = {}
+    for seed, each in own.items():
+        found[seed] = max((error / least, place) for place, (error, least) in _from(each, floor[seed], dims))
+    return estimate_log([most for most, _ in found.values()]), max(found.values())[1]
+
+
+def _from(own: list[float], floor: list[float], dims: int) -> Any:
+    return list(enumerate(zip(own, floor, strict=True)))[dims:]
+
+
+def _near(rows: Sequence[Row], model: str, bound: float, text: str) -> Claim:
+    found = worst(rows, model)
+    text = f"{text} (read as: at most {bound:g} times its MSE at every position from d on)"
+    if found is None:
+        return Claim(text, WHERE, "", UNTESTED)
+    most, place = found
+    beside = errors(by_model(select(rows, metric="mse")), (model, "ridge"))
+    measured = f"{times(most)} times at the worst position ({place} pairs seen); MSE from d on: {beside}"
+    return Claim(text, WHERE, measured, at_most(most.mean, most.high, bound))
+
+
+def _better(rows: Sequence[Row], model: str, other: str, text: str) -> Claim:
+    found = by_model(select(rows, metric="mse"))
+    ahead = ratio(found.get(other, {}), found.get(model, {}))
+    measured = ahead and f"{named(other)} has {times(ahead)} times the MSE of {named(model)}, the same network"
+    return Claim(f"{text} (in the same network)", WHERE, measured or "", verdict(ahead, 1))
+
+
+def plot(rows: Sequence[Row]) -> list[Plot]:
+    plots = []
+    if select(rows, metric="mse"):
+        caption = (
+            "Mean squared error against the number of pairs seen: seeds thin, their mean thick. Dashed: exact ridge, "
+            "the least possible. Dotted: predicting 0. Vertical: as many pairs as dimensions."
+        )
+        plots.append(Plot("Error along the sequence", caption, partial(draw, rows)))
+        about_it = "Positions from d on; 95% intervals over seeds."
+        plots.append(Plot("The same as numbers", about_it, table=table(rows)))
+    if select(rows, metric="mse during training"):
+        caption = "Error on the held-out tasks during training, positions from d on."
+        plots.append(Plot("Error during training", caption, partial(draw_history, rows)))
+    return plots
+
+
+def table(rows: Sequence[Row]) -> list[list[str]]:
+    found, body = by_model(select(rows, metric="mse")), []
+    for model in [model for model in (*MODELS, *CLOSED) if model in found]:
+        most = worst(rows, model)
+        times_ridge = f"{times(most[0])} ({most[1]} pairs)" if most else ""
+        body.append([named(model), str(estimate_log(list(found[model].values()))), times_ridge])
+    return [["", "MSE", "times exact ridge, at the worst position"], *body]
+
+
+def draw(rows: Sequence[Row]) -> Any:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.5, 4.2), layout="constrained")
+    axis = figure.subplots()
+    styles = {"ridge": "--", "zero": ":"}
+    for model in (*MODELS, *CLOSED):
+        seeds = {seed: list(enumerate(each)) for seed, each in by_position(rows, model).items()}
+        seeds = {seed: [(x, y if math.isfinite(y) else math.nan) for x, y in each] for seed, each in seeds.items()}
+        if seeds:
+            line(axis, model, seeds, linestyle=styles.get(model, "-"))
+    for dims in {about(row, "dims") for row in select(rows, metric="mse")}:
+        axis.axvline(dims, color="#BBBBBB", linewidth=0.8)
+    axis.set(yscale="log", xlabel="pairs seen", ylabel="MSE")
+    figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    return figure
+
+
+def draw_history(rows: Sequence[Row]) -> Any:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.5, 3.6), layout="constrained")
+    axis = figure.subplots()
+    found = history(rows, "mse during training")
+    for model in [model for model in MODELS if model in found]:
+        line(axis, model, found[model])
+    axis.set(yscale="log", xlabel="training steps", ylabel="MSE")
+    figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    return figure

@@ -1,0 +1,74 @@
+"""What the experiments along sequences share: checks, the plan of training, and lines over positions or steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from intention.lab.experiments.base import COLOURS, require
+from intention.lab.experiments.compare import named
+from intention.lab.results import Row, estimate, select
+from intention.lab.train import Plan
+
+WHERE = "our own line"
+OURS = "not in the paper"
+
+
+def check(config: Any, models: Sequence[str], **least: int) -> None:
+    """Models that there are, and numbers that are large enough."""
+    unknown = set(config.models) - set(models)
+    require(not unknown, f"there is no model {', '.join(sorted(unknown))} here; there are {', '.join(models)}")
+    for name, bound in {"seeds": 1, "heads": 1, "layers": 1, "evaluations": 1, **least}.items():
+        if hasattr(config, name):
+            require(getattr(config, name) >= bound, f"{name} must be at least {bound}, got {getattr(config, name)}")
+    plan(config)
+
+
+def check_heads(width: int, heads: int) -> None:
+    fits = width >= heads and width % heads == 0
+    require(fits, f"the width must be a multiple of the number of heads, got {width} and {heads} heads")
+
+
+def plan(config: Any, rate: float | None = None) -> Plan:
+    """The learning rate rises over the first twentieth and falls along a cosine."""
+    chosen: float = config.learning_rate if rate is None else rate
+    every = max(1, config.steps // config.evaluations)
+    warmup = config.steps // 20
+    return Plan(config.steps, config.batch, chosen, warmup=warmup, clip=config.clip, evaluate_every=every)
+
+
+def about(row: Row, name: str) -> Any:
+    return (row.data or {}).get(name)
+
+
+def texts(rows: Iterable[Row], name: str) -> list[Any]:
+    """What rows say under a name in their data, each once, in order."""
+    found = {about(row, name) for row in rows}
+    return sorted(found - {None})
+
+
+def at_most(mean: float, high: float, bound: float) -> str:
+    """holds: the whole interval is at or below the bound. partly: the mean is, the interval is not (or unknown)."""
+    if high <= bound:
+        return "holds"
+    return "partly" if mean <= bound else "does not hold"
+
+
+def line(axis: Any, model: str, lines: Mapping[int, Sequence[tuple[float, float]]], **style: Any) -> None:
+    """One line per seed, thin, and the mean over seeds, thick; a value that is not finite leaves a gap."""
+    look = {"color": COLOURS.get(model, "black"), **style}
+    for points in lines.values():
+        axis.plot(*zip(*points, strict=True), linewidth=0.5, alpha=0.5, **look)
+    over = sorted({x for points in lines.values() for x, _ in points})
+    by_place = [[y for points in lines.values() for at, y in points if at == x] for x in over]
+    axis.plot(over, [estimate(values).mean for values in by_place], linewidth=1.8, label=named(model), **look)
+
+
+def history(rows: Sequence[Row], metric: str) -> dict[str, dict[int, list[tuple[float, float]]]]:
+    """model -> seed -> (step, value) in order."""
+    found: dict[str, dict[int, list[tuple[float, float]]]] = {}
+    for row in sorted(select(rows, metric=metric), key=lambda row: row.x or 0.0):
+        value = math.nan if row.value is None else row.value
+        found.setdefault(row.model, {}).setdefault(row.seed, []).append((row.x or 0.0, value))
+    return found
