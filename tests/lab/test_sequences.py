@@ -208,18 +208,23 @@ def test_a_text_that_does_not_serve_fails_before_any_work(tmp_path, content, mes
         text.jobs(dataclasses.replace(TEXT, text=str(tmp_path)))
 
 
-def test_documentation_is_that_of_the_modules(tmp_path):
+def test_documentation_is_that_of_python_and_of_its_modules(tmp_path):
     (tmp_path / "b.py").write_text('"""Second."""\ndef f():\n    """Inside.\n\n    More."""\n')
     (tmp_path / "a.py").write_text('"""First."""\nclass A:\n    """Second."""\n')  # it is there once
     (tmp_path / "broken.py").write_text('"""No.')
     (tmp_path / "latin.py").write_bytes(b'"""\xff"""')
-    assert texts.documentation(tmp_path) == "First.\n\nSecond.\n\nInside.\n\nMore."
+    modules = "First.\n\nSecond.\n\nInside.\n\nMore."
+    assert texts.documentation(tmp_path) == modules
+    (tmp_path / "LICENSE.txt").write_text("All may.\n")
+    (tmp_path / "pydoc_data").mkdir()
+    (tmp_path / "pydoc_data" / "topics.py").write_text("topics = {'if': 'The if\\nstatement\\n', 'no': 3}\n")
+    assert texts.documentation(tmp_path) == "All may.\n\nThe if\nstatement\n\n" + modules
 
 
 def test_without_a_text_python_itself_has_one():
     found = texts.load("", 64)
     assert 300_000 < len(found.seen) < 3_000_000
-    assert found.name.startswith("docstrings of Python 3.")
+    assert found.name.startswith("documentation of Python 3.")
     assert [job.at for job in text.jobs(TEXT)] == [{}] * 12  # rows of another version of Python are these runs, too
 
 

@@ -1,4 +1,4 @@
-"""Characters of a text: a file of the user, or the documentation that Python's own modules carry."""
+"""Characters of a text: a file of the user, or the licence and documentation that come with Python."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def load(path: str, window: int) -> Text:
         name, content = Path(path).name, _read(Path(path))
     else:
         version = f"{sys.version_info.major}.{sys.version_info.minor}"
-        name, content = f"docstrings of Python {version}", documentation(Path(sysconfig.get_path("stdlib")))
+        name, content = f"documentation of Python {version}", documentation(Path(sysconfig.get_path("stdlib")))
     least = round(2 / HELD_OUT) * (window + 1)
     if len(content) < least:
         hint = "give a longer one" if path else "this Python comes without its sources: give a text with --text"
@@ -75,17 +75,34 @@ def _read(path: Path) -> str:
 
 
 def documentation(library: Path) -> str:
-    """The docstrings of the modules in a folder, in the order of their names; each once."""
+    """The licence of Python, the topics of its help, and the docstrings of its modules by name; each text once."""
     found: dict[str, None] = {}
+    if (licence := library / "LICENSE.txt").is_file():
+        found.setdefault(licence.read_text(encoding="utf-8", errors="replace").strip())
+    for text in _strings(library / "pydoc_data" / "topics.py"):
+        found.setdefault(text)
     for path in sorted(library.glob("*.py")):
-        try:
-            tree = ast.parse(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, SyntaxError):
-            continue
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                found.setdefault((ast.get_docstring(node) or "").strip())
+        for text in _docstrings(path):
+            found.setdefault(text)
     return "\n\n".join(filter(None, found))
+
+
+def _parsed(path: Path) -> list[ast.AST]:
+    try:
+        return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    except (OSError, ValueError, SyntaxError):
+        return []
+
+
+def _strings(path: Path) -> list[str]:
+    """The values of the dictionaries of a module, which are texts."""
+    values = [value for node in _parsed(path) if isinstance(node, ast.Dict) for value in node.values]
+    return [node.value.strip() for node in values if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+
+
+def _docstrings(path: Path) -> list[str]:
+    kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    return [(ast.get_docstring(node) or "").strip() for node in _parsed(path) if isinstance(node, kinds)]
 
 
 def sample(tokens: Tensor, batch: int, generator: torch.Generator, *, window: int) -> Windows:
