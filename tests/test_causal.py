@@ -110,7 +110,7 @@ def solved(there: list[int], *own: Tensor) -> Tensor:
 @pytest.mark.parametrize("gamma", [None, 0.97, 0.01])  # chunks; chunks with conjugate gradients; token by token
 def test_derivatives(gamma: float | None, values: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of queries, keys, values, weights, alpha, gain, state and decays: first, second, and forward mode."""
-    monkeypatch.setattr(causal_batch, "CHUNK", 4)  # several chunks
+    monkeypatch.setattr(causal_batch, "FIRST", 4)  # several chunks
     nine = everything(gamma=gamma)
     if not values:
         nine[2] = nine[7] = None

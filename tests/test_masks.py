@@ -200,7 +200,7 @@ def test_chunks_do_not_show(call, monkeypatch):
     whole = [getattr(F, call)(q, k, v, is_causal=True), getattr(F, call)(q, k, v, mask)]
     for module in (per_query, each):
         monkeypatch.setattr(module, "CHUNK", 6 * 7 * 5 * 2)  # two queries at a time
-    monkeypatch.setattr(causal_batch, "CHUNK", 2)
+    monkeypatch.setattr(causal_batch, "FIRST", 2)
     for a, b in zip(whole, [getattr(F, call)(q, k, v, is_causal=True), getattr(F, call)(q, k, v, mask)], strict=True):
         torch.testing.assert_close(a, b)
 

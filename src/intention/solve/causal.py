@@ -11,18 +11,24 @@ K = sqrt(w) k and V = sqrt(w) v of the chunk itself,
 because leading blocks of a triangular factor are the factors of leading blocks. All chunks are worked on at once.
 Each has a prefix Gram of its own, factored from sums that are kept in float64: nothing is updated from chunk to chunk,
 so nothing drifts. Chunks that float32 does not serve (they come first: few tokens, a small alpha) are done in float64.
+Within a chunk the factor R is made block by block of tokens, with P - c E'E and W + E'Y after each of them, because
+LAPACK is slow for factors of more than 32 rows.
 
 Without values the answer is A_t^-1 q_t, the transformed queries of sigma-Intention.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from intention.solve.factor import inverse_of_lower
+from intention.solve.ladder import has_float64
+
+BLOCK = 32  # tokens
 
 
 class Tokens(NamedTuple):
@@ -38,18 +44,24 @@ class Tokens(NamedTuple):
     cross: Tensor | None  # (B, d, k): B
 
 
-class Fits(NamedTuple):
-    """The fits of some chunks (B, n, ...), and what their gradients need."""
+class Before(NamedTuple):
+    """The fits of the tokens before some chunks."""
 
-    before: Tensor  # (B, n, d, d): P
-    w: Tensor | None  # (B, n, d, k): W
-    rows: Tensor  # (B, n, C, d): E
-    rest: Tensor | None  # (B, n, C, k): Y
-    ratio: Tensor  # (B, n): a lower bound of the condition of the worst A_t of a chunk; inf or NaN where it failed
+    both: Tensor  # (M, d, d + k): [P, -W]
+    ratio: Tensor  # (M,): a lower bound of the condition of the worst A_t of a chunk; inf or NaN where it failed
+
+
+class Fits(NamedTuple):
+    """The fits of chunks or blocks: from those before, by their own rows."""
+
+    inverse: Tensor  # (M, d, d): P
+    minus_w: Tensor  # (M, d, k): -W
+    rows: Tensor  # (M, C, d): E
+    rest: Tensor  # (M, C, k): Y
 
 
 class Chunked(NamedTuple):
-    """Tokens in chunks (B, n, C, ...), the first or the last of a sequence, in one precision."""
+    """Tokens in chunks (B, n, C, ...), of all sequences some that follow each other; or flat: (M, C, ...), M = B n."""
 
     query: Tensor
     key: Tensor
@@ -58,19 +70,19 @@ class Chunked(NamedTuple):
     alpha: Tensor  # (B, 1, 1, 1)
     gain: Tensor | None  # (B, 1, 1, 1)
 
-    def weighted(self) -> tuple[Tensor, Tensor | None]:
-        if self.weight is None:
-            return self.key, self.value
-        root = self.weight.sqrt()
-        return root * self.key, None if self.value is None else root * self.value
-
-    def part(self, first: int, last: int) -> Chunked:
-        """The chunks `first` to `last`, in one piece of memory."""
-        parts = (None if x is None else x[:, first:last].contiguous() for x in self[:4])
+    def chunks(self, first: int, last: int) -> Chunked:
+        parts = (None if x is None else x[:, first:last] for x in self[:4])
         return Chunked(*parts, self.alpha, self.gain)  # type: ignore[arg-type]
 
-    def to(self, dtype: torch.dtype) -> Chunked:
-        return Chunked(*(None if x is None else x.to(dtype) for x in self))  # type: ignore[arg-type]
+    def flat(self, dtype: torch.dtype) -> Chunked:
+        """As one batch; copied only where that needs it."""
+        b, n = self.key.shape[:2]
+        spread = (None if x is None else x.expand(b, n, 1, 1) for x in self[4:])
+        return Chunked(*(None if x is None else x.to(dtype).flatten(0, 1) for x in (*self[:4], *spread)))  # type: ignore[arg-type]
+
+    def tokens(self, where: slice) -> Chunked:
+        """Some tokens of each chunk of a flat batch."""
+        return Chunked(*(None if x is None else x[:, where] for x in self[:4]), *self[4:])  # type: ignore[arg-type]
 
 
 def chunked(tokens: Tokens, size: int) -> Chunked:
@@ -89,38 +101,75 @@ def chunked(tokens: Tokens, size: int) -> Chunked:
     return Chunked(cut(tokens.query), cut(tokens.key), cut(tokens.value), cut(weight), alpha, gain)  # type: ignore[arg-type]
 
 
-def running(start: Tensor | None, steps: Tensor) -> Tensor:
-    """Sums (B, n + 1, ...) of what comes before each chunk, and of all, in float64."""
-    n = steps.shape[1]
-    # a product with ones and zeros: to add 0 times what comes later changes no bit, and it is faster than cumsum
-    before = torch.ones(n + 1, n, dtype=torch.float64, device=steps.device).tril(-1)
-    out = (before @ steps.flatten(2).double()).unflatten(2, steps.shape[2:])
-    return out if start is None else out.add_(start.unsqueeze(1))
+def running(start: Tensor | None, steps: Tensor) -> tuple[Tensor, Tensor]:
+    """What is before each chunk, (B, n, ...) in the precision of its step, and all together, in float64."""
+    wide = torch.float64 if has_float64(steps.device) else steps.dtype
+    total = torch.zeros_like(steps[:, 0], dtype=wide) if start is None else start.to(wide, copy=True)
+    before = torch.empty_like(steps)
+    for i in range(steps.shape[1]):  # cumsum is slower, and so is a product with ones and zeros
+        before[:, i] = total
+        total += steps[:, i]
+    return before, total
 
 
-def fit_chunks(own: Chunked, gram: Tensor, cross: Tensor | None) -> Fits:
-    """`gram` (B, n + 1, d, d) and `cross` (B, n + 1, d, k) are the sums before each chunk, and after the last."""
-    key, value = own.weighted()
-    dtype, gain = key.dtype, 1.0 if own.gain is None else own.gain
-    sigma = gram[:, :-1].to(dtype, copy=True) if own.gain is None else gram[:, :-1].to(dtype) * gain
-    sigma.diagonal(0, -2, -1).add_(own.alpha.squeeze(-1))
-    lower, failed = torch.linalg.cholesky_ex(sigma)
-    before = inverses(lower, failed)
+def fit_before(own: Chunked, gram: Tensor | None, cross: Tensor | None, step: Tensor) -> Before:
+    """`gram` and `cross` are the sums before each chunk, None: nothing; `step` (M, d) is what the chunk adds to the
+    diagonal of `gram`. All is flat. Writes over `gram`."""
+    alpha, gain = own.alpha.view(-1), None if own.gain is None else own.gain.view(-1)
     # eigenvalues are at least diagonal entries: of Sigma after the chunk, of its inverse before it
-    largest = gram[:, 1:].diagonal(0, -2, -1).amax(-1).to(dtype)
-    largest = largest * (1.0 if own.gain is None else own.gain.view(-1, 1)) + own.alpha.view(-1, 1)
-    ratio = largest * before.diagonal(0, -2, -1).amax(-1)
-    moved = key @ before  # K P
-    inner = (moved if own.gain is None else moved * gain) @ key.mT
-    inner.diagonal(0, -2, -1).add_(1.0)
-    lower, lost = torch.linalg.cholesky_ex(inner)
-    ratio = ratio.masked_fill_((failed + lost).bool(), torch.inf)
-    rows = half_solve(lower, moved)
-    if value is None or cross is None:
-        return Fits(before, None, rows, None, ratio)
-    w = before @ cross[:, :-1].to(dtype)
-    fitted = key @ w if own.gain is None else (key @ w) * gain
-    return Fits(before, w, rows, half_solve(lower, fitted.neg_().add_(value)), ratio)
+    largest = (step if gram is None else step + gram.diagonal(0, -2, -1)).amax(-1)
+    largest = (largest if gain is None else largest * gain) + alpha
+    d, k = own.key.shape[2], 0 if own.value is None else own.value.shape[2]
+    both = own.key.new_zeros(len(own.key), d, d + k) if gram is None else own.key.new_empty(len(own.key), d, d + k)
+    if gram is None:
+        both.diagonal(0, -2, -1).copy_((1 / alpha).unsqueeze(1))
+        return Before(both, largest / alpha)
+    sigma = gram if own.gain is None else gram.mul_(own.gain)
+    sigma.diagonal(0, -2, -1).add_(alpha.unsqueeze(1))
+    lower, failed = torch.linalg.cholesky_ex(sigma)
+    inverse = inverse_of_lower(lower, failed.bool())
+    ratio = largest * inverse.diagonal(0, -2, -1).amax(-1)
+    both[..., :d] = inverse
+    if cross is not None:
+        both[..., d:] = torch.bmm(inverse, cross).neg_()
+    return Before(both, ratio.masked_fill_(failed.bool(), torch.inf))
+
+
+def blocks(own: Chunked, before: Before) -> Iterator[tuple[slice, Chunked, Fits]]:
+    """Of flat chunks which tokens, these tokens, and their fits, which last until the next ones. Writes over `before`.
+
+    Where `before` has a ratio that its precision serves, I + c K P K' has eigenvalues of 1 and more, and a factor.
+    """
+    both, size, d = before.both, own.key.shape[1], own.key.shape[2]
+    for first in range(0, size, BLOCK):
+        where = slice(first, min(first + BLOCK, size))
+        part = own.tokens(where)
+        root = None if part.weight is None else part.weight.sqrt()
+        key = part.key if root is None else root * part.key
+        moved = torch.bmm(key, both)  # [K P, -K W]
+        if part.gain is not None:
+            moved[..., d:] *= part.gain
+        if part.value is not None:
+            moved[..., d:] += part.value if root is None else root * part.value
+        inner = torch.bmm(moved[..., :d] if part.gain is None else moved[..., :d] * part.gain, key.mT)
+        inner.diagonal(0, -2, -1).add_(1.0)
+        pair = half_solve(torch.linalg.cholesky_ex(inner).L, moved)  # [E, Y]
+        yield where, part, Fits(both[..., :d], both[..., d:], pair[..., :d], pair[..., d:])
+        if where.stop < size:
+            rows = pair[..., :d] if part.gain is None else pair[..., :d] * part.gain
+            if part.gain is None:
+                both.baddbmm_(rows.mT, pair, alpha=-1)
+            else:
+                both[..., :d].baddbmm_(rows.mT, pair[..., :d], alpha=-1)
+                both[..., d:].baddbmm_(pair[..., :d].mT, pair[..., d:], alpha=-1)
+
+
+def fit_chunks(own: Chunked, before: Before) -> Fits:
+    """The fits of whole chunks, of which gradients are made."""
+    d = own.key.shape[2]
+    parts = [fits for _, _, fits in blocks(own, before._replace(both=before.both.clone()))]
+    rows, rest = (torch.cat(x, 1) for x in zip(*((fits.rows, fits.rest) for fits in parts), strict=True))
+    return Fits(before.both[..., :d], before.both[..., d:], rows, rest)
 
 
 def half_solve(lower: Tensor, x: Tensor) -> Tensor:
@@ -129,21 +178,18 @@ def half_solve(lower: Tensor, x: Tensor) -> Tensor:
 
 
 def answers(own: Chunked, fits: Fits) -> Tensor:
-    """q_t W_t (B, n, C, k); without values q_t A_t^-1."""
-    if fits.w is None or fits.rest is None:
+    """q_t W_t; without values q_t A_t^-1."""
+    if own.value is None:
         return transformed(own.query, own, fits)
-    return (own.query @ fits.w).add_((own.query @ fits.rows.mT).tril_() @ fits.rest)
+    seen = torch.bmm(own.query, fits.rows.mT).tril_()
+    return torch.bmm(seen, fits.rest).baddbmm_(own.query, fits.minus_w, alpha=-1)
 
 
 def transformed(rows: Tensor, own: Chunked, fits: Fits) -> Tensor:
     """x_t A_t^-1 for rows x_t of every token."""
-    seen = (rows @ fits.rows.mT).tril_()
-    return (rows @ fits.before).sub_((seen if own.gain is None else seen * own.gain) @ fits.rows)
-
-
-def inverses(lower: Tensor, failed: Tensor) -> Tensor:
-    flat = inverse_of_lower(lower.flatten(0, 1), failed.flatten().bool())
-    return flat.unflatten(0, lower.shape[:2])
+    seen = torch.bmm(rows, fits.rows.mT).tril_()
+    seen = seen if own.gain is None else seen * own.gain
+    return torch.bmm(rows, fits.inverse).baddbmm_(seen, fits.rows, alpha=-1)
 
 
 class Later(NamedTuple):
@@ -154,7 +200,7 @@ class Later(NamedTuple):
 
 
 class Pulled(NamedTuple):
-    """Gradients of some chunks; `alpha` and `gain` (B,) are sums over them."""
+    """Gradients of flat chunks; `alpha` and `gain` (B,) are sums over them."""
 
     query: Tensor
     key: Tensor
@@ -165,37 +211,40 @@ class Pulled(NamedTuple):
 
 
 def pull_chunks(grad: Tensor, own: Chunked, fits: Fits, later: Later) -> tuple[Pulled, Later]:
-    """Gradients of tokens from those of their answers, g_t; `later` is about the chunks that follow.
+    """Gradients of flat chunks from those of their answers, g_t; `later` is about the chunks that follow.
 
     With z_t = A_t^-1 q_t and r_t = W_t g_t (without values A_t^-1 g_t), every fit that sees token s adds to its
     gradients: z_t (g_t v_s) - c z_t (r_t k_s) - c r_t (z_t k_s) to that of k_s, g_t (z_t k_s) to that of v_s.
     """
     key, gain = own.key, 1.0 if own.gain is None else own.gain
     z = transformed(own.query, own, fits)
-    if fits.w is None or fits.rest is None:
+    if own.value is None:
         r = transformed(grad, own, fits)
     else:
-        r = grad @ fits.w.mT + (grad @ fits.rest.mT).tril_() @ fits.rows
-    seen, also = (key @ z.mT).triu_(), (key @ r.mT).triu_()
-    gram = running(later.gram, (z.mT @ r).flip(1))
-    after = gram[:, :-1].flip(1).to(key.dtype)
-    one, two = key @ after.mT + also @ z, key @ after + seen @ r  # sum z_t (r_t k_s), sum r_t (z_t k_s)
-    value, cross, moved = None, None, 0.0
-    if own.value is not None:
-        cross = running(later.cross, (z.mT @ grad).flip(1))
-        after = cross[:, :-1].flip(1).to(key.dtype)
-        value = key @ after + seen @ grad
-        moved = own.value @ after.mT + (own.value @ grad.mT).triu_() @ z  # sum z_t (g_t v_s)
-    both = moved - gain * one
-    weight = (key * both).sum(-1)
+        r = torch.bmm(torch.bmm(grad, fits.rest.mT).tril_(), fits.rows).baddbmm_(grad, fits.minus_w.mT, alpha=-1)
+    seen, also = torch.bmm(key, z.mT).triu_(), torch.bmm(key, r.mT).triu_()
+    after, gram = _after(later.gram, torch.bmm(z.mT, r))
+    one = torch.bmm(also, z).baddbmm_(key, after.mT)  # sum z_t (r_t k_s)
+    two = torch.bmm(seen, r).baddbmm_(key, after)  # sum r_t (z_t k_s)
+    value, cross, both = None, None, -gain * one
+    if own.value is not None and later.cross is not None:
+        after, cross = _after(later.cross, torch.bmm(z.mT, grad))
+        value = torch.bmm(seen, grad).baddbmm_(key, after)
+        both.baddbmm_(torch.bmm(own.value, grad.mT).triu_(), z).baddbmm_(own.value, after.mT)  # sum z_t (g_t v_s)
     counted = 1.0 if own.weight is None else own.weight
-    share = (key * one).sum(-1) if own.weight is None else (key * one * own.weight).sum(-1)
+    sequences = len(later.gram)
     pulled = Pulled(
         r,
         counted * (both - gain * two),
         None if value is None else counted * value,
-        weight,
-        -(z.double() * r.double()).sum((1, 2, 3)),
-        -share.double().sum((1, 2)),
+        (key * both).sum(-1),
+        -(z * r).sum((1, 2), dtype=gram.dtype).view(sequences, -1).sum(1),
+        -(counted * key * one).sum((1, 2), dtype=gram.dtype).view(sequences, -1).sum(1),
     )
-    return pulled, Later(None if cross is None else cross[:, -1], gram[:, -1])
+    return pulled, Later(cross, gram)
+
+
+def _after(later: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
+    """What comes after each chunk, and after what is before the first."""
+    after, total = running(later, steps.unflatten(0, (len(later), -1)).flip(1))
+    return after.flip(1).flatten(0, 1), total

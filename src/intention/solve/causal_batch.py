@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import pairwise
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from intention.solve.causal import (
+    BLOCK,
+    Before,
     Chunked,
-    Fits,
     Later,
     Pulled,
     Tokens,
     answers,
+    blocks,
     chunked,
+    fit_before,
     fit_chunks,
     pull_chunks,
     running,
@@ -25,9 +26,11 @@ from intention.solve.doors import no_autocast
 from intention.solve.factor import EASY
 from intention.solve.ladder import FLOAT64, PRIMAL, Report, has_float64
 
-CHUNK = 64  # tokens; with d = 64, chunks of 32 and of 128 are slower
-SPAN = 16  # chunks of all sequences that are worked on at once: what they need stays in the cache
-FIRST = 2  # chunks of a sequence in the first span: where there are few tokens, float64 is needed most often
+# Tokens of a chunk. The first is short: with few tokens float64 is needed most often. The next ones are as long as all
+# before them, so that Sigma does not grow much within a chunk, up to LONGEST. Those of gradients stay short, because
+# their work on a chunk grows with its square.
+FIRST, LONGEST, PULLED = 128, 512, 64
+SPAN = 16  # chunks that are worked on at once: enough to call LAPACK for, and what they need stays in the cache
 
 
 class Sums(NamedTuple):
@@ -38,57 +41,106 @@ class Sums(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Some chunks of every sequence, in the precision that they need."""
+    """Some chunks of every sequence, flat, in the precision that they need."""
 
     own: Chunked
-    fits: Fits
+    before: Before
     after: Sums
 
 
 @no_autocast
 def solve_causal(tokens: Tokens) -> tuple[Tensor, Report]:
     """Answers (B, N, k), or (B, N, d) without values; the report tells per sequence the worst of its chunks."""
-    own, dtype = chunked(tokens, _size(tokens)), tokens.key.dtype
-    outs, ratios, errors, route = [], [], [], PRIMAL
+    answered = tokens.query if tokens.value is None else tokens.value
+    out = torch.empty_like(answered, memory_format=torch.contiguous_format)
+    reports = [_solve_group(_sequences(tokens, group), out[group]) for group in _groups(tokens)]
+    return out, Report(*(torch.cat(parts) for parts in zip(*reports, strict=True)))
+
+
+def _solve_group(tokens: Tokens, out: Tensor) -> Report:
+    dtype = tokens.key.dtype
+    ratios, errors, route, first = [], [], PRIMAL, 0
     sums = Sums(tokens.gram, tokens.cross)
-    for first, last in _spans(own):
-        span = fit_span(own.part(first, last), sums)
-        sums, working = span.after, span.own.key.dtype
-        outs.append(answers(span.own, span.fits).to(dtype))
-        ratios.append(span.fits.ratio.amax(1).to(dtype))
-        errors.append((span.fits.ratio.amax(1) * torch.finfo(working).eps).to(dtype))
-        route = route if working == dtype else FLOAT64
-    out = _join(outs, tokens)
+    for own in (spans := _spans(tokens, LONGEST)):
+        span = fit_span(own, sums, own is spans[-1])
+        shape = own.key.shape[:3]
+        last = first + shape[1] * shape[2]
+        into = out[:, first:last].unflatten(1, shape[1:])
+        for where, part, fits in blocks(span.own, span.before):
+            into[:, :, where] = answers(part, fits).unflatten(0, shape[:2])
+        ratio, working = span.before.ratio.view(shape[:2]).amax(1), span.own.key.dtype
+        ratios.append(ratio.to(dtype))
+        errors.append((ratio * torch.finfo(working).eps).to(dtype))
+        sums, route, first = span.after, route if working == dtype else FLOAT64, last
     ratio, error = torch.stack(ratios).amax(0), torch.stack(errors).amax(0) + torch.finfo(dtype).eps
-    return out, Report(torch.full_like(ratio, route), ratio, error)
+    return Report(torch.full_like(ratio, route), ratio, error)
 
 
 @no_autocast
 def pull_causal(grad: Tensor, tokens: Tokens) -> Tokens:
-    """The gradients of all tensors of `tokens`, in the precisions of the forward. Fits are made again: to keep them
-    would take more memory than the tokens do."""
-    own = chunked(tokens, _size(tokens))
-    grad = chunked(tokens._replace(query=grad), _size(tokens)).query
-    spans = list(_spans(own))
+    """The gradients of all tensors of `tokens`, in the precisions of the forward."""
+    parts = [_pull_group(grad[group], _sequences(tokens, group)) for group in _groups(tokens)]
+    return Tokens(*(None if xs[0] is None else torch.cat(xs) for xs in zip(*parts, strict=True)))  # type: ignore[arg-type]
+
+
+def _pull_group(grad: Tensor, tokens: Tokens) -> Tokens:
+    """Fits are made again: to keep them would take more memory than the tokens do."""
+    spans = _spans(tokens, PULLED)
+    grads = [own.query for own in _spans(tokens._replace(query=grad, value=None), PULLED)]
     before = [Sums(tokens.gram, tokens.cross)]
-    for first, last in spans[:-1]:
-        before.append(_add(before[-1], own.part(first, last)))
+    for own in spans[:-1]:
+        before.append(_add(before[-1], own))
     later, pulled = _nothing(tokens), []
-    for (first, last), sums in reversed(list(zip(spans, before, strict=True))):
-        span = fit_span(own.part(first, last), sums)
-        part, later = pull_chunks(grad[:, first:last].to(span.own.key.dtype), span.own, span.fits, later)
+    for own, arrived, sums in reversed(list(zip(spans, grads, before, strict=True))):
+        span = fit_span(own, sums, True)
+        arrived = arrived.to(span.own.key.dtype).flatten(0, 1)
+        part, later = pull_chunks(arrived, span.own, fit_chunks(span.own, span.before), later)
         pulled.append(part)
     return _grads(pulled[::-1], later, tokens)
 
 
-def fit_span(own: Chunked, before: Sums) -> Span:
-    if own.key.dtype == torch.float64 or not has_float64(own.key.device):
-        return _fit(own, before)
-    if before.gram is not None or bool((_first_ratio(own) < EASY[own.key.dtype]).all()):
-        span = _fit(own, before)
-        if bool((span.fits.ratio < EASY[own.key.dtype]).all()):  # looks at the host; NaN is not less
+def _groups(tokens: Tokens) -> list[slice]:
+    """Sequences that are worked on at once: some by one chunk of each, or one by some chunks. No token is copied."""
+    batch, n = tokens.key.shape[:2]
+    if tokens.key.device.type != "cpu":
+        return [slice(0, batch)]
+    size = SPAN if batch * LONGEST >= n else 1
+    return [slice(first, min(first + size, batch)) for first in range(0, batch, size)] or [slice(0, 0)]
+
+
+def _spans(tokens: Tokens, longest: int) -> list[Chunked]:
+    """The chunks of a group. Those of a span are of one length."""
+    batch, n = tokens.key.shape[:2]
+    several = n if tokens.key.device.type != "cpu" else SPAN if batch == 1 else 1
+    if several > 1:
+        longest = max(min(FIRST, longest), min(longest, n // SPAN // BLOCK * BLOCK))
+    spans, first = [], 0
+    while first < n or not spans:
+        size = max(1, min(n - first, first or FIRST, longest))
+        count = max(1, min(several, (n - first) // size)) if size == longest else 1
+        spans.append(chunked(_part(tokens, first, first + count * size), size))
+        first += count * size
+    return spans
+
+
+def _part(tokens: Tokens, first: int, last: int) -> Tokens:
+    return Tokens(*(None if x is None else x[:, first:last] for x in tokens[:4]), *tokens[4:])  # type: ignore[arg-type]
+
+
+def _sequences(tokens: Tokens, group: slice) -> Tokens:
+    return Tokens(*(None if x is None else x[group] for x in tokens))  # type: ignore[arg-type]
+
+
+def fit_span(own: Chunked, before: Sums, last: bool) -> Span:
+    """`last`: the sums after it are not needed."""
+    dtype = own.key.dtype
+    if dtype == torch.float64 or not has_float64(own.key.device):
+        return _fit(own, before, last, dtype)
+    if before.gram is not None or bool((_first_ratio(own) < EASY[dtype]).all()):  # looks at the host
+        span = _fit(own, before, last, dtype)
+        if bool((span.before.ratio < EASY[dtype]).all()):  # NaN is not less
             return span
-    return _fit(own.to(torch.float64), before)
+    return _fit(own, before, last, torch.float64)
 
 
 def _first_ratio(own: Chunked) -> Tensor:
@@ -98,12 +150,20 @@ def _first_ratio(own: Chunked) -> Tensor:
     return squares.sum(1).amax(-1) * gain / alpha + 1
 
 
-def _fit(own: Chunked, before: Sums) -> Span:
+def _fit(chunks: Chunked, before: Sums, last: bool, dtype: torch.dtype) -> Span:
+    shape, own = chunks.key.shape[:2], chunks.flat(dtype)
     key = own.key if own.weight is None else own.weight * own.key
-    gram = running(before.gram, key.mT @ own.key)
-    cross = None if own.value is None else running(before.cross, key.mT @ own.value)
-    fits = fit_chunks(own, gram, cross)
-    return Span(own, fits, Sums(gram[:, -1], None if cross is None else cross[:, -1]))
+    if last and shape[1] == 1:
+        gram, cross = (None if x is None else x.to(dtype, copy=True) for x in before)
+        return Span(own, fit_before(own, gram, cross, (key * own.key).sum(1)), Sums(None, None))
+    step, cross, all_cross = torch.bmm(key.mT, own.key), None, None
+    gram, all_gram = running(before.gram, step.unflatten(0, shape))
+    if own.value is not None:
+        cross, all_cross = running(before.cross, torch.bmm(key.mT, own.value).unflatten(0, shape))
+        cross = cross.flatten(0, 1)
+    start = None if before.gram is None and shape[1] == 1 else gram.flatten(0, 1)
+    fits = fit_before(own, start, cross, step.diagonal(0, -2, -1))
+    return Span(own, fits, Sums(all_gram, all_cross))
 
 
 def _add(before: Sums, own: Chunked) -> Sums:
@@ -114,16 +174,6 @@ def _add(before: Sums, own: Chunked) -> Sums:
         cross = key.mT @ own.value.flatten(1, 2).double()
         cross = cross if before.cross is None else before.cross + cross
     return Sums(gram if before.gram is None else before.gram + gram, cross)
-
-
-def _size(tokens: Tokens) -> int:
-    return max(1, min(CHUNK, tokens.key.shape[1]))
-
-
-def _spans(own: Chunked) -> Iterator[tuple[int, int]]:
-    batch, n = own.key.shape[:2]
-    step = max(1, SPAN // max(batch, 1)) if own.key.device.type == "cpu" else n
-    return pairwise([0, *range(min(FIRST, n), n, step), n])
 
 
 def _nothing(tokens: Tokens) -> Later:
@@ -162,6 +212,5 @@ def _grads(pulled: list[Pulled], later: Later, tokens: Tokens) -> Tokens:
 
 
 def _join(parts: list[Tensor], tokens: Tokens) -> Tensor:
-    """(B, N, ...) of chunks, without what filled the last one."""
-    whole = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
-    return whole.flatten(1, 2)[:, : tokens.key.shape[1]]
+    """(B, N, ...) of flat chunks."""
+    return torch.cat([part.reshape(len(tokens.key), -1, *part.shape[2:]) for part in parts], 1)

@@ -18,7 +18,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from intention.solve.causal import Chunked, Tokens, chunked, half_solve, inverses
+from intention.solve.causal import Chunked, Tokens, chunked, half_solve
+from intention.solve.factor import inverse_of_lower
 from intention.solve.ladder import FLOAT64, Report
 
 LENGTHS = (64, 32, 16, 8)  # tokens of a chunk; the longest over which all decays stay above WEAKEST
@@ -58,7 +59,7 @@ def length(log_decay: Tensor, n: int) -> int:
 
 
 def fade(tokens: Tokens, log_decay: Tensor, size: int) -> Faded:
-    own = chunked(tokens, size).to(torch.float64)
+    own = Chunked(*(None if x is None else x.double() for x in chunked(tokens, size)))  # type: ignore[arg-type]
     steps = torch.nn.functional.pad(log_decay.double(), (0, -log_decay.shape[1] % size)).unflatten(1, (-1, size))
     total = steps.cumsum(-1).unsqueeze(-1)
     share = (total - total.mT).tril().exp().tril()
@@ -85,7 +86,7 @@ def base(faded: Faded) -> Base:
     sigma = faded.gram * gain
     sigma.diagonal(0, -2, -1).add_((own.alpha / middle).squeeze(-1))
     lower, failed = torch.linalg.cholesky_ex(sigma)
-    before = inverses(lower, failed)
+    before = inverse_of_lower(lower.flatten(0, 1), failed.flatten().bool()).view_as(lower)
     root = (1.0 if own.weight is None else own.weight) / faded.from_start
     key = root.sqrt() * own.key
     moved = key @ before

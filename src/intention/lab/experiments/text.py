@@ -27,7 +27,8 @@ SECONDS = {"quick": 65, "standard": 720}  # on one core, all runs; standard: fro
 READING = """
 - The paper has no such experiment. The text is a file of yours in UTF-8 (`--text FILE`) or, without one, what comes
   with Python: its licence, the topics of its help and the docstrings of its modules, by the names of the modules, each
-  text once: over a megabyte that is there without a network. It differs a little between versions of Python; rows say which one it was.
+  text once: over a megabyte that is there without a network. It differs a little between versions of Python; rows say
+  which one it was.
 - The first 90% are to learn from, the last 10% are held out. Pieces of a fixed length are drawn at random places; bits
   per character are means over pieces of the held-out part, evenly spread, with their 95% intervals over pieces. The
   first characters of a piece have little before them, for all models alike.

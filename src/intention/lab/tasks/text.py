@@ -101,7 +101,7 @@ def _strings(path: Path) -> list[str]:
 
 
 def _docstrings(path: Path) -> list[str]:
-    kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     return [(ast.get_docstring(node) or "").strip() for node in _parsed(path) if isinstance(node, kinds)]
 
 
