@@ -179,6 +179,34 @@ def modules(result: dict[str, Any]) -> str:
     return markdown(["(batch, N, width, heads)", "pass", "nn.TransformerEncoderLayer ms", *names], body)
 
 
+def causal_speed(result: dict[str, Any]) -> str:
+    names = ["intention", "sigma_intention", "intention, decay 0.99", "conjugate gradients"]
+    body = []
+    for row in result["lengths"]:
+        for label in ("fwd", "fwd+bwd"):
+            times = row[label]
+            cells = [ratio(times, name) if name in times else "–" for name in names]
+            body.append([f"{row['n']:,}", str(row["heads"]), label, f"{times['sdpa'] * 1e3:.1f}", *cells])
+    head = ["N", "heads", "pass", "causal SDPA ms", "Intention", "σIntention", "Intention, decay .99", "30 steps of CG"]
+    return markdown(head, body)
+
+
+def causal_accuracy(result: dict[str, Any]) -> str:
+    body = [
+        [f"{row['alpha']:g}", f"{row['intention']:.0e}", f"{row['conjugate gradients']:.0e}"]
+        for row in result["accuracy"]
+    ]
+    return markdown(["α", "Intention", "30 steps of conjugate gradients"], body)
+
+
+def causal_memory(result: dict[str, Any]) -> str:
+    body = [
+        [f"{row['tokens']:,}", f"{row['state_bytes'] / 2**10:.0f} KiB", f"{row['peak_bytes'] / 2**20:.1f} MiB"]
+        for row in result["memory"]
+    ]
+    return markdown(["tokens", "state of 8 heads", "peak of the process"], body)
+
+
 def fill(path: Path, name: str, text: str) -> None:
     """Replace what stands between the markers `name`."""
     old = path.read_text(encoding="utf-8")
@@ -211,6 +239,11 @@ def main() -> None:
     fill(ROOT / "docs" / "nn.md", "training", training(depth))
     result = json.loads((ROOT / "benchmarks" / "results" / "modules.json").read_text())
     fill(ROOT / "docs" / "nn.md", "layers", modules(result))
+    result = json.loads((ROOT / "benchmarks" / "results" / "causal.json").read_text())
+    page = ROOT / "docs" / "sequences.md"
+    fill(page, "speed", causal_speed(result))
+    fill(page, "accuracy", causal_accuracy(result))
+    fill(page, "memory", causal_memory(result))
 
 
 if __name__ == "__main__":
