@@ -97,6 +97,30 @@ def everything(n: int = 11, d: int = 3, k: int = 2, gamma: float | None = None) 
     ]
 
 
+@pytest.mark.parametrize("values", [True, False])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_blocks_chunks_and_spans_do_not_show(batch: int, values: bool) -> None:
+    """With weights, gains and a state, at lengths where something is cut, against one token after the other."""
+    for n in (1, 31, 33, 129, 700):
+        nine = [None if x is None else x[:batch] for x in everything(n)]
+        if not values:
+            nine[2] = nine[7] = None
+        tokens = Tokens(*nine[:8])  # type: ignore[arg-type]
+        want, _ = tokenwise.tokenwise(tokens, None)
+        out, _ = causal_batch.solve_causal(tokens)
+        torch.testing.assert_close(out, want, atol=1e-10, rtol=1e-9)
+        own = Tokens(*(x if x is None else x.clone().requires_grad_() for x in tokens))  # type: ignore[arg-type]
+        assert own.gram is not None
+        answers, _ = tokenwise.tokenwise(own._replace(gram=(own.gram + own.gram.mT) / 2), None)
+        grad = torch.randn_like(answers)
+        slopes = torch.autograd.grad(answers, [x for x in own if x is not None], grad)
+        pulled = causal_batch.pull_causal(grad, tokens)
+        assert pulled.gram is not None
+        pulled = pulled._replace(gram=(pulled.gram + pulled.gram.mT) / 2)  # that of a matrix which stays symmetric
+        for got, expected in zip([x for x in pulled if x is not None], slopes, strict=True):
+            torch.testing.assert_close(got, expected, atol=1e-8, rtol=1e-7)
+
+
 def solved(there: list[int], *own: Tensor) -> Tensor:
     nine: list[Tensor | None] = [None] * 9
     for i, x in zip(there, own, strict=True):
