@@ -16,7 +16,7 @@ from table import fill, markdown
 ROOT = Path(__file__).parent.parent
 FOLDERS = (ROOT / "results" / "standard", ROOT / "results" / "real")
 SHORT = {"computations_2d": 1, "normalisation": 1, "policy": 1}  # experiment -> which of its claims, if not the first
-FIGURES = ("sine", "policy", "kabsch", "scaling", "pixels")  # the first figure of each
+FIGURES = ("sine", "policy", "kabsch", "scaling", "pixels", "in_context")  # the first figure of each
 
 
 def rows() -> list[Row]:
@@ -38,7 +38,7 @@ def claims(found: list[Section]) -> str:
         for one in found
         for claim in one.claims
     ]
-    return _left(markdown(["experiment", "the paper", "where", "measured", "verdict"], body))
+    return _left(markdown(["experiment", "claim", "where", "measured", "verdict"], body))
 
 
 def short(found: list[Section]) -> str:
@@ -47,7 +47,7 @@ def short(found: list[Section]) -> str:
     for one in found:
         claim = one.claims[SHORT.get(one.name, 0)]
         body.append([_cell(one.title), _cell(claim.text), _cell(claim.measured), f"**{claim.verdict}**"])
-    return _left(markdown(["experiment", "the paper", "measured", "verdict"], body))
+    return _left(markdown(["experiment", "claim", "measured", "verdict"], body))
 
 
 def _left(table: str) -> str:
