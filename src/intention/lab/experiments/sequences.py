@@ -22,7 +22,8 @@ def check(config: Any, models: Sequence[str], **least: int) -> None:
     for name, bound in {"seeds": 1, "heads": 1, "layers": 1, "evaluations": 1, **least}.items():
         if hasattr(config, name):
             require(getattr(config, name) >= bound, f"{name} must be at least {bound}, got {getattr(config, name)}")
-    plan(config)
+    if hasattr(config, "learning_rate"):
+        plan(config)
 
 
 def check_heads(width: int, heads: int) -> None:
@@ -32,7 +33,7 @@ def check_heads(width: int, heads: int) -> None:
 
 def plan(config: Any, rate: float | None = None) -> Plan:
     """The learning rate rises over the first twentieth and falls along a cosine."""
-    chosen: float = config.learning_rate if rate is None else rate
+    chosen = config.learning_rate if rate is None else rate
     every = max(1, config.steps // config.evaluations)
     warmup = config.steps // 20
     return Plan(config.steps, config.batch, chosen, warmup=warmup, clip=config.clip, evaluate_every=every)
