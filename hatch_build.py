@@ -29,7 +29,7 @@ class NativeKernels(BuildHookInterface):
             out.unlink(missing_ok=True)  # where compiling is not wanted or fails, an old one would be used
             compiled(folder, out)
             return
-        self.scratch = tempfile.mkdtemp(prefix="intention-")
+        self.scratch = tempfile.mkdtemp(prefix="intention-native-")
         out = Path(self.scratch, "_kernels.so")
         if compiled(folder, out):
             build_data["force_include"][str(out)] = IN_WHEEL
@@ -72,4 +72,4 @@ def by_path(path: Path) -> ModuleType:
 def platform_tag() -> str:
     """This machine's own tag: on Linux not manylinux, which would promise that older systems can load it."""
     tags = list(platform_tags())
-    return tags[-1] if sys.platform.startswith("linux") else tags[0]
+    return next((tag for tag in tags if tag.startswith("linux_")), tags[0])
