@@ -37,9 +37,8 @@ def environment(**changes):
 
 
 def run(*command, env=None, cwd=None):
-    done = subprocess.run(
-        list(map(str, command)), env=env or environment(), cwd=cwd, capture_output=True, text=True, timeout=120
-    )
+    words = list(map(str, command))
+    done = subprocess.run(words, env=env or environment(), cwd=cwd, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 
@@ -82,10 +81,8 @@ def test_a_wheel_installs_and_computes(tmp_path, project, compiler):
     (tmp_path / "empty").mkdir()
     env = environment() if compiler else environment(PATH=str(tmp_path / "empty"), CXX=None)
     offline = ("--no-deps", "--no-index")
-    said = run(
-        *(sys.executable, "-m", "pip", "wheel", "-v", *offline, "--no-build-isolation", "-w", tmp_path / "out", project),
-        env=env,
-    )
+    pip_wheel = (sys.executable, "-m", "pip", "wheel", "-v", *offline, "--no-build-isolation")
+    said = run(*pip_wheel, "-w", tmp_path / "out", project, env=env)
     (wheel,) = (tmp_path / "out").glob("*.whl")
     python = clean_python(tmp_path / "clean")
     run(python, "-m", "pip", "install", *offline, "--ignore-installed", wheel)
@@ -192,7 +189,8 @@ def test_kernels_are_compiled_for_every_instruction_set(tmp_path):
     sets = build.X86_SETS if build.makes_x86_64(build.find_compiler()) else build.OTHER_SETS
     assert library.sets() == len(sets)
     for name in sets:
-        for what, want in (("own", name), ("shared", "baseline")):  # one copy of an inline function: it must run anywhere
+        # of an inline function one copy is left: it must run anywhere
+        for what, want in (("own", name), ("shared", "baseline")):
             function = getattr(library, f"{what}_{name}")
             function.restype = ctypes.c_char_p
             assert function().decode() == want
