@@ -1,17 +1,21 @@
-# make test works on a fresh machine with Python >= 3.10 and a C compiler; it installs into .venv once.
+# make test works on a fresh machine with Python >= 3.10 and a C++ compiler; it installs into .venv once.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup reproduce test lint format docs bench fuzz clean
+.PHONY: setup native reproduce test lint format docs bench fuzz clean
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml requirements-dev.txt constraints.txt
+$(STAMP): pyproject.toml hatch_build.py requirements-dev.txt constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements-dev.txt
 	touch $@
+
+# setup has compiled the kernels; this does it again, after an edit. By its path: importing the package takes longer.
+native: $(STAMP)
+	$(BIN)/python src/intention/solve/native/build.py
 
 # All experiments of the paper, quick preset, on built-in data where INTENTION_DATA has no real ones: minutes.
 reproduce: $(STAMP)
@@ -46,4 +50,4 @@ fuzz: $(STAMP)
 	$(BIN)/python tests/fuzzing.py --count 5000 --grad
 
 clean:
-	rm -rf $(VENV) docs/_build
+	rm -rf $(VENV) docs/_build src/intention/solve/native/_kernels.so

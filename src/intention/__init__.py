@@ -5,6 +5,7 @@ from intention import constraints, discriminant, features, functional, kernels, 
 from intention.context import Context
 from intention.fitting import fit
 from intention.solve.ladder import AccuracyWarning
+from intention.solve.native.library import info as native_info
 from intention.streaming import CausalState, causal_intention
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "fit",
     "functional",
     "kernels",
+    "native_info",
     "nn",
 ]
 __version__ = "0.1.0"

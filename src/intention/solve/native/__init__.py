@@ -1,0 +1,1 @@
+"""Kernels in C++, compiled when the package is installed; where they are missing, torch does the same work."""

@@ -1,0 +1,134 @@
+"""Compiles the C++ files of this folder into one library, `_kernels.so`.
+
+The build backend runs this file by its path, where neither torch nor this package is installed: only the standard
+library is imported here. By hand: `python -m intention.solve.native.build`, or `make native` in a clone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+HERE = Path(__file__).resolve().parent
+NAME = "_kernels.so"  # on macOS too: ctypes asks for a file, not for an ending
+COMPILERS = ("c++", "g++", "clang++")
+COMMON = ("-std=c++17", "-fPIC", "-fvisibility=hidden", "-pthread", "-fno-math-errno", "-ffp-contract=fast")
+# Baseline comes first: of an inline function that several objects hold, the linker keeps the first copy, and that one
+# must run on every processor.
+X86_SETS = {
+    "baseline": (),
+    "avx2": ("-mavx2", "-mfma"),
+    "avx512": ("-mavx512f", "-mavx512dq", "-mavx512vl", "-mavx512bw", "-mfma"),
+}
+OTHER_SETS = {"baseline": ()}
+SANITIZERS = {
+    "address": ("-fsanitize=address", "-fno-omit-frame-pointer"),
+    "undefined": ("-fsanitize=undefined", "-fno-sanitize-recover=undefined"),  # stop instead of printing and going on
+}
+PROCESSES = 2
+
+
+class NoCompiler(RuntimeError):
+    """This machine has no C++ compiler that we can call."""
+
+
+class CompileFailed(RuntimeError):
+    """The compiler was called and did not succeed."""
+
+
+class Unit(NamedTuple):
+    """One call of the compiler: a source, the name of its object, and the flags that are its own."""
+
+    source: Path
+    object_name: str
+    flags: tuple[str, ...]
+
+
+def find_compiler() -> list[str]:
+    """The words that call the compiler: $CXX, which may hold flags, or the first known name on PATH."""
+    if os.name == "nt":
+        raise NoCompiler("the native kernels are not built on Windows")
+    named = os.environ.get("CXX", "").strip()
+    for candidate in [named] if named else COMPILERS:
+        words = shlex.split(candidate)
+        if shutil.which(words[0]):
+            return words
+    missing = f"CXX is {named!r}, which is not" if named else f"none of {', '.join(COMPILERS)} is"
+    raise NoCompiler(f"{missing} on PATH: install a C++ compiler, or name one in CXX")
+
+
+def run(command: list[str]) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    except OSError as error:
+        raise CompileFailed(f"{shlex.join(command)}\ncould not be started: {error}") from error
+    if done.returncode != 0:
+        raise CompileFailed(f"{shlex.join(command)}\nended with {done.returncode}:\n{done.stderr.strip()}")
+    return done.stdout
+
+
+def makes_x86_64(compiler: list[str]) -> bool:
+    """What the compiler compiles for counts, not what the machine is: the two differ where CXX crosses."""
+    return run([*compiler, "-dumpmachine"]).startswith(("x86_64", "amd64"))
+
+
+def units(folder: Path, x86: bool) -> Iterator[Unit]:
+    """Files named kernels_* once per instruction set, the others once, for any processor."""
+    sources = sorted(folder.glob("*.cpp"))
+    if not sources:
+        raise CompileFailed(f"there is no *.cpp in {folder}")
+    for name, flags in (X86_SETS if x86 else OTHER_SETS).items():
+        for source in sources:
+            if source.name.startswith("kernels_"):
+                yield Unit(source, f"{source.stem}.{name}.o", (f"-DINTENTION_ARCH={name}", *flags))
+            elif name == "baseline":
+                yield Unit(source, f"{source.stem}.o", ("-DINTENTION_X86=1",) if x86 else ())
+
+
+def compile_library(folder: Path, out: Path, sanitize: str | None = None) -> None:
+    """Compiles all *.cpp of `folder` into the shared library `out`; raises NoCompiler or CompileFailed."""
+    compiler = find_compiler()
+    extra = ("-O1", "-g", *SANITIZERS[sanitize]) if sanitize else ("-O3",)
+    plan = list(units(folder, makes_x86_64(compiler)))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    # beside `out`, so that the last step is a rename: a process that has the old library loaded keeps it whole
+    with tempfile.TemporaryDirectory(prefix=".build-", dir=out.parent) as scratch:
+
+        def compile_one(unit: Unit) -> str:
+            made = str(Path(scratch, unit.object_name))
+            run([*compiler, *COMMON, *extra, *unit.flags, "-c", str(unit.source), "-o", made])
+            return made
+
+        with ThreadPoolExecutor(PROCESSES) as pool:
+            objects = list(pool.map(compile_one, plan))
+        linked = Path(scratch, NAME)
+        run([*compiler, *extra, "-shared", "-pthread", *objects, "-o", str(linked)])
+        os.replace(linked, out)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="Compiles the native kernels of intention.")
+    parser.add_argument("--out", type=Path, help="where the library goes; without it, beside its sources")
+    parser.add_argument("--sanitize", choices=sorted(SANITIZERS), help="a build for tests; needs --out")
+    options = parser.parse_args(arguments)
+    if options.sanitize and not options.out:
+        parser.error("--sanitize needs --out: such a library must not take the place of the fast one")
+    out = options.out or HERE / NAME
+    try:
+        compile_library(HERE, out, options.sanitize)
+    except (NoCompiler, CompileFailed) as error:
+        sys.exit(f"intention: {error}")
+    print(f"intention: compiled {out}")
+
+
+if __name__ == "__main__":
+    main()
