@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -23,7 +25,8 @@ from intention.solve.ladder import (
     uneventful,
     unpack,
 )
-from intention.solve.problem import Fit, Plan, Problem, fit, pick, predict, refine
+from intention.solve.native import ridge as native
+from intention.solve.problem import Fit, Plan, Problem, fit, pick, predict, ready, refine
 from intention.solve.pullback import Grads, Mode, Needs, pullback
 
 METHODS = {"primal": "cholesky", "dual": "cholesky", "float64": "cholesky", "qr": "qr", "pinv": "pinv"}
@@ -32,10 +35,19 @@ CANCELLED = 0.1
 _NAMED_ROUTE = {"float64": FLOAT64, "qr": QR, "pinv": PINV}
 
 
+class Solved(NamedTuple):
+    """What a backward needs of a solved batch."""
+
+    coef: Tensor  # W (primal) or P (dual)
+    factor: Factor
+
+
 @no_autocast
-def solve_batch(problem: Problem, plan: Plan, solver: str, trusted: bool) -> tuple[Tensor, Fit, Tensor]:
-    """The one implementation: (out, fit, packed report)."""
+def solve_batch(problem: Problem, plan: Plan, solver: str, trusted: bool) -> tuple[Tensor, Solved | Fit, Tensor]:
+    """The one implementation: (out, coefficients and factor, packed report)."""
     shape = (*problem.query.shape[:-1], problem.value.shape[-1])
+    if solver == "auto" and (found := native.forward(problem, plan)) is not None:
+        return _checked(problem, plan, found, trusted)
     problem = problem.expanded()
     if solver != "auto":
         out, fitted, packed = _named(problem, plan, solver, trusted)
@@ -49,6 +61,20 @@ def solve_batch(problem: Problem, plan: Plan, solver: str, trusted: bool) -> tup
         return out.view(shape), fitted, ratio
     out, coef, report = climb(problem, plan, fitted, out.contiguous())
     return out.view(shape), fitted._replace(coef=coef), pack(report)
+
+
+def _checked(problem: Problem, plan: Plan, found: native.Found, trusted: bool) -> tuple[Tensor, Solved, Tensor]:
+    """An answer of the compiled kernels, as it is or after the ladder."""
+    out, coef, matrix, ratio = found
+    factor = Factor(matrix, wants_inverse(*coef.shape[1:]), ratio)
+    if not trusted:
+        ratio = screen(ratio, problem.weight, problem.alpha, problem.gain)
+    if ratio.amax().item() < EASY[out.dtype]:
+        return out, Solved(coef, factor), ratio
+    flat = problem.expanded()
+    fitted = Fit(*ready(flat, plan), coef, factor)
+    climbed, coef, report = climb(flat, plan, fitted, out.view(flat.query.shape[0], *out.shape[-2:]))
+    return climbed.view(out.shape), Solved(coef, factor), pack(report)
 
 
 def _named(problem: Problem, plan: Plan, solver: str, trusted: bool) -> tuple[Tensor, Fit, Tensor]:
