@@ -126,18 +126,13 @@ def pick(x: Tensor | None, index: Tensor | None, dtype: torch.dtype) -> Tensor |
     return (x if index is None else x[index]).to(dtype)
 
 
-def ready(problem: Problem, plan: Plan) -> tuple[Problem, Tensor | None, Tensor, Tensor]:
-    """Centred where the plan asks for it, with the mean of the values; x and V~, weighted."""
+def fit(problem: Problem, plan: Plan, method: str, rtol: float = 0.0) -> Fit:
+    """Solve by "cholesky", "qr" or "pinv" (which drops singular values below `rtol` where alpha = 0)."""
     mean_value = None
     if plan.intercept:
         problem, mean_value, _, _ = problem.centred()
     key, target = problem.weighted()
-    return problem, mean_value, key.mT if plan.dual else key, target
-
-
-def fit(problem: Problem, plan: Plan, method: str, rtol: float = 0.0) -> Fit:
-    """Solve by "cholesky", "qr" or "pinv" (which drops singular values below `rtol` where alpha = 0)."""
-    problem, mean_value, x, target = ready(problem, plan)
+    x = key.mT if plan.dual else key
     rhs = target if plan.dual else mm(x.mT, target)
     inverse = wants_inverse(x.shape[-1], rhs.shape[-1])
     if method == "cholesky":

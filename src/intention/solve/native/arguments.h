@@ -20,18 +20,25 @@ struct RidgeArguments {
     std::int64_t points, queries, features, columns;  // N, M, d, k
     std::int64_t dual, intercept, inverse;
     double scale;
+    double easy, hard, small_correction;  // what a factor is judged by, as in factor.py
     Tensor query, key, value;
     PerElement weight;  // (batch, N), step between rows
     PerElement alpha, gain;
     void *coef, *matrix;  // outputs of the forward, inputs of the backward
+    std::int64_t matrix_is_upper;  // the rows of L' lie side by side
     union {
         struct {
-            void *out, *ratio;
+            void *out, *report;  // (batch, M, k); (batch, 3): route, ratio, error
         } forward;
         struct {
-            std::int64_t matrix_row, matrix_column;
+            PerElement route;
             Tensor grad;
             void *query, *key, *value, *weight, *alpha, *alpha_terms, *gain;
         } backward;
     };
 };
+
+enum Route { PRIMAL, DUAL, REFINED };  // as in ladder.py
+
+// How a forward ended, for the whole batch; the worst of its elements.
+enum Status { PLAIN, SOME_REFINED, SOME_LEFT };

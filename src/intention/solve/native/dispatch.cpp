@@ -1,4 +1,5 @@
 // What Python calls: chooses the instruction set when loaded, and splits large batches between threads.
+#include <algorithm>
 #include <thread>
 #include <vector>
 
@@ -12,8 +13,11 @@ using std::int64_t;
 
 struct Kernels {
     const char* name;
-    void (*ridge_forward)(const RidgeArguments&, int64_t, int64_t);
+    int (*ridge_forward)(const RidgeArguments&, int64_t, int64_t);
+    int (*ridge_backward)(const RidgeArguments&, int64_t, int64_t);
 };
+
+#define KERNELS_OF(ARCH) {#ARCH, ARCH::ridge_forward, ARCH::ridge_backward}
 
 Kernels choose() {
 #if defined(__x86_64__)
@@ -21,34 +25,43 @@ Kernels choose() {
     const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
                         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw");
-    if (avx2 && avx512) return {"avx512", avx512::ridge_forward};
-    if (avx2) return {"avx2", avx2::ridge_forward};
+    if (avx2 && avx512) return KERNELS_OF(avx512);
+    if (avx2) return KERNELS_OF(avx2);
 #endif
-    return {"baseline", baseline::ridge_forward};
+    return KERNELS_OF(baseline);
 }
 
 const Kernels kernels = choose();
 
-constexpr double WORTH_A_THREAD = 1e7;  // multiplications; starting and joining a thread takes as long as 1e6 of them
+constexpr double WORTH_A_THREAD = 5e6;  // multiplications: well above what starting and joining a thread takes
 
-// Threads live for one call: a pool would not survive a fork.
+// Threads live for one call: a pool would not survive a fork. Returns the worst status.
 template <class Arguments>
-void share(void (*kernel)(const Arguments&, int64_t, int64_t), const Arguments& a, double work_per_element) {
+int share(int (*kernel)(const Arguments&, int64_t, int64_t), const Arguments& a, double work_per_element) {
     const double worth = double(a.batch) * work_per_element / WORTH_A_THREAD;
-    int64_t threads = a.threads < a.batch ? a.threads : a.batch;
+    int64_t threads = std::min(a.threads, a.batch);
     if (double(threads) > worth) threads = int64_t(worth);
     if (threads <= 1) return kernel(a, 0, a.batch);
+    std::vector<int> status(std::size_t(threads), 0);
     std::vector<std::thread> others;
-    for (int64_t i = 1; i < threads; ++i)
-        others.emplace_back(kernel, std::cref(a), a.batch * i / threads, a.batch * (i + 1) / threads);
-    kernel(a, 0, a.batch / threads);
+    const auto run = [&](int64_t i) {
+        status[std::size_t(i)] = kernel(a, a.batch * i / threads, a.batch * (i + 1) / threads);
+    };
+    for (int64_t i = 1; i < threads; ++i) others.emplace_back(run, i);
+    run(0);
     for (std::thread& other : others) other.join();
+    return *std::max_element(status.begin(), status.end());
 }
 
-double work(const RidgeArguments& a) {
+double forward_work(const RidgeArguments& a) {
     const double n = double(a.dual ? a.points : a.features), k = double(a.columns);
     const double rows = double(a.points + a.queries), d = double(a.features);
     return double(a.points) * d * n / 2 + rows * d * k + n * n * (n / 2 + k);
+}
+
+double backward_work(const RidgeArguments& a) {
+    const double n = double(a.dual ? a.points : a.features), k = double(a.columns);
+    return double(2 * a.points + 2 * a.queries) * double(a.features) * k + n * n * k;
 }
 
 }  // namespace
@@ -56,4 +69,9 @@ double work(const RidgeArguments& a) {
 EXPORTED int intention_native_abi(void) { return 1; }
 EXPORTED const char* intention_native_arch(void) { return kernels.name; }
 
-EXPORTED void intention_ridge_forward(const RidgeArguments* a) { share(kernels.ridge_forward, *a, work(*a)); }
+EXPORTED int intention_ridge_forward(const RidgeArguments* a) {
+    return share(kernels.ridge_forward, *a, forward_work(*a));
+}
+EXPORTED int intention_ridge_backward(const RidgeArguments* a) {
+    return share(kernels.ridge_backward, *a, backward_work(*a));
+}

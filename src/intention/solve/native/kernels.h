@@ -1,11 +1,12 @@
-// The kernels of one instruction set: elements from <= b < to of a batch.
+// The kernels of one instruction set, for the elements from <= b < to of a batch. They return a Status.
 #pragma once
 
 #include "arguments.h"
 
-#define INTENTION_KERNELS(ARCH)                                                                 \
-    namespace ARCH {                                                                            \
-    void ridge_forward(const RidgeArguments&, std::int64_t from, std::int64_t to);              \
+#define INTENTION_KERNELS(ARCH)                                                      \
+    namespace ARCH {                                                                 \
+    int ridge_forward(const RidgeArguments&, std::int64_t from, std::int64_t to);    \
+    int ridge_backward(const RidgeArguments&, std::int64_t from, std::int64_t to);   \
     }
 
 INTENTION_KERNELS(baseline)

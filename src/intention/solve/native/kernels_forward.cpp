@@ -1,7 +1,7 @@
 // Q (c K'WK + alpha I)^-1 K'WV for a batch, one element (or one register of small elements) at a time.
-#include "factor.h"
 #include "head.h"
 #include "kernels.h"
+#include "solver.h"
 
 namespace INTENTION_ARCH {
 
@@ -12,7 +12,7 @@ struct Work {  // of one element, between the steps
     T* sigma;          // then U
     T largest;         // of Sigma's diagonal
     Pivots<T> pivots;
-    const T *x = nullptr, *inverse = nullptr;  // X = U^-T where there is no inverse
+    Solver<T> solve;
 };
 
 // c K~'K~ + alpha I, or c K~K~' + alpha I; upper triangle, padded with a unit diagonal
@@ -27,10 +27,7 @@ void gram(const RidgeArguments& a, Work<T>& w, Int n, Int size, Arena& arena) {
         entry += w.head.alpha;
         w.largest = entry > w.largest || entry != entry ? entry : w.largest;
     }
-    for (Int i = 0; i < size; ++i) {
-        for (Int j = larger(n, i + 1); j < size; ++j) w.sigma[i * size + j] = 0;
-        if (i >= n) w.sigma[i * size + i] = 1;
-    }
+    for (Int i = n; i < size; ++i) w.sigma[i * size + i] = 1;
 }
 
 template <class T>
@@ -38,158 +35,201 @@ void factor_one(Work<T>& w, Int n, Int size, bool inverse, Arena& arena) {
     T *reciprocal = arena.take<T>(size), *x = arena.take<T>(size * size);
     w.pivots = cholesky(n, size, w.sigma, reciprocal);
     invert_factor<T>(size, w.sigma, reciprocal, x);
-    w.x = x;
+    w.solve = {n, rows_of<const T>(x, size), {nullptr, 0, 0}};
     if (inverse) {
         T* full = arena.take<T>(size * size);
         cross(size, x, full);
-        w.inverse = full;
+        w.solve.inverse = rows_of<const T>(full, size);
     }
 }
 
+// Small ones, as many at once as a register has lanes.
 template <class T>
-void factor_group(Work<T>* w, int count, Int n, Int size, Arena& arena) {
+void factor_group(Work<T>* w, int count, Int n, Int size, bool inverse, Arena& arena) {
     constexpr int W = WIDTH<T>;
     const Int all = size * size;
-    T *mixed = arena.zeros<T>(all * W), *apart = arena.zeros<T>(all * W);  // entry by entry; element by element
-    Vec<T>*s = reinterpret_cast<Vec<T>*>(mixed), *x = reinterpret_cast<Vec<T>*>(arena.take<T>(all * W)),
-    *inverse = reinterpret_cast<Vec<T>*>(arena.take<T>(all * W));
-    for (int g = 0; g < W; ++g)
-        if (g < count) std::memcpy(apart + g * all, w[g].sigma, std::size_t(all) * sizeof(T));
-    for (Int i = 0; i < n; ++i) transpose<T>(W, n, apart + i * size, all, mixed + i * size * W, W);
-    Pivots<T> pivots[W];
-    factor_together<T>(n, size, s, x, inverse, pivots);
-    for (Int i = 0; i < n; ++i) transpose<T>(n, W, reinterpret_cast<T*>(inverse + i * size), W, apart + i * size, all);
-    for (Int i = 0; i < n; ++i)
-        for (int g = 0; g < count; ++g)
-            for (Int j = i; j < n; ++j) w[g].sigma[i * size + j] = mixed[(i * size + j) * W + g];
-    for (int g = 0; g < count; ++g) w[g].pivots = pivots[g], w[g].inverse = apart + g * all;
-}
-
-// rows Sigma^-1 for few rows, padded to `size` with zeros
-template <class T>
-void solve_rows(const Work<T>& w, Int rows, Int size, const T* rhs, T* out, Arena& arena) {
-    const In<T> right = rows_of(rhs, size);
-    if (w.inverse) {
-        multiply<T>(rows, size, size, right, rows_of(w.inverse, size), rows_of(out, size));
-        return;
+    T *mixed = arena.take<T>(all * W), *apart = arena.take<T>(all * W);  // entry by entry; element by element
+    Vec<T>* x = reinterpret_cast<Vec<T>*>(arena.take<T>(all * W));
+    Vec<T>* inverses = reinterpret_cast<Vec<T>*>(arena.take<T>(all * W));
+    const Int step = w[1].sigma - w[0].sigma;  // equal pieces of the arena
+    const bool even = count == W && w[W - 1].sigma - w[0].sigma == (W - 1) * step;
+    const T* from = w[0].sigma;
+    if (!even) {
+        for (int g = 0; g < W; ++g)
+            std::memcpy(apart + g * all, w[g < count ? g : 0].sigma, std::size_t(all) * sizeof(T));
+        from = apart;
     }
-    const In<T> x = rows_of(w.x, size);
-    T* half = arena.take<T>(rows * size);
-    multiply<T>(rows, size, size, right, x.t(), rows_of(half, size));
-    multiply<T>(rows, size, size, rows_of<const T>(half, size), x, rows_of(out, size));
+    for (Int i = 0; i < n; ++i) transpose<T>(W, n, from + i * size, even ? step : all, mixed + i * size * W, W);
+    Pivots<T> pivots[W];
+    factor_together<T>(n, size, reinterpret_cast<Vec<T>*>(mixed), x, inverses, pivots);
+    for (Int i = 0; i < n; ++i) transpose<T>(n, W, reinterpret_cast<T*>(inverses + i * size), W, apart + i * size, all);
+    for (int g = 0; g < count; ++g) {
+        for (Int i = 0; i < n && !inverse; ++i)
+            for (Int j = i; j < n; ++j) w[g].sigma[i * size + j] = mixed[(i * size + j) * W + g];
+        w[g].pivots = pivots[g];
+        w[g].solve = {n, {nullptr, 0, 0}, rows_of<const T>(apart + g * all, size)};
+    }
 }
 
 constexpr Int PROBED = 8;  // as in factor.py
 
+// A lower bound of Sigma's condition: its largest diagonal entry times what is known of the inverse.
 template <class T>
-T ratio_of(const Work<T>& w, Int n, Int size, const T* probe, T probe_size) {
+T ratio_of(const RidgeArguments& a, const Work<T>& w, Int n, Arena& arena) {
     if (w.pivots.failed) return T(__builtin_inf());
     T grown = w.pivots.grown;
-    if (probe) {
-        T sum = 0;
-        for (Int i = 0; i < n; ++i) sum += probe[i] * probe[i];
-        const T by_probe = root(sum) / probe_size;
-        if (!(by_probe <= grown)) grown = by_probe;
-    } else if (probe_size < 0) {  // the diagonal of the inverse
+    if (a.inverse) {
         for (Int i = 0; i < n; ++i)
-            if (const T x = w.inverse[i * size + i]; !(x <= grown)) grown = x;
+            if (const T x = w.solve.inverse(i, i); !(x <= grown)) grown = x;
+    } else if (n > PROBED) {
+        const Mat<T> b = columns<T>(n, 1, true, arena), y = columns<T>(n, 1, true, arena);
+        T before = 0, after = 0;
+        for (Int i = 0; i < n; ++i) b.p[i] = 1 + T(i) / T(n - 1);
+        w.solve(1, b, y, arena);
+        for (Int i = 0; i < n; ++i) before += b.p[i] * b.p[i], after += y.p[i] * y.p[i];
+        if (const T x = root(after / before); !(x <= grown)) grown = x;
     }
     return w.largest * grown;
 }
 
-// Few columns: coefficients as rows (k x n), so that every vector lies along the longer side.
+// NaN where a weight, alpha or gain is not allowed
 template <class T>
-Mat<T> coefficients_as_rows(const RidgeArguments& a, const Work<T>& w, Int n, Int size, T& ratio, Arena& arena) {
-    const Int k = a.columns;
-    const bool probe = n > PROBED;
-    T *rhs = arena.zeros<T>((k + 1) * size), *coef = arena.take<T>((k + 1) * size);
-    if (a.dual) {
-        transpose<T>(n, k, w.value.p, w.value.rs, rhs, size);
-    } else {
-        multiply<T>(k, n, a.points, w.value.t(), w.key, rows_of(rhs, size));
-    }
-    T square = 0;
-    for (Int i = 0; probe && i < n; ++i) {
-        const T b = 1 + T(i) / T(n - 1);
-        rhs[k * size + i] = b;
-        square += b * b;
-    }
-    solve_rows(w, k + probe, size, rhs, coef, arena);
-    ratio = ratio_of<T>(w, n, size, probe ? coef + k * size : nullptr, probe ? root(square) : T(0));
-    return rows_of(coef, size);
-}
-
-template <class T>
-void coefficients(const RidgeArguments& a, const Work<T>& w, Int n, Int size, T* coef, Arena& arena) {
-    const Int k = a.columns;
-    In<T> rhs = w.value;
-    if (!a.dual) {
-        const Mat<T> y = rows_of(arena.take<T>(n * k), k);
-        multiply<T>(n, k, a.points, w.key.t(), w.value, y);
-        rhs = y;
-    }
-    multiply<T>(n, k, n, rows_of(w.inverse, size), rhs, rows_of(coef, k));
+T screened(const RidgeArguments& a, const Work<T>& w, T ratio) {
+    bool good = w.head.alpha >= 0 && w.head.gain >= 0;
+    for (Int i = 0; w.head.weight && i < a.points; ++i) good &= w.head.weight[i] >= 0;
+    return good ? ratio : T(__builtin_nan(""));
 }
 
 constexpr Int QUERY_BLOCK = 64;
 
-// Q W, or Q K~'P in the order that costs less. `coef` is n x k with one of its strides 1.
+// scale Q W, or scale Q K~'P in the order that costs less
 template <class T>
-void predict(const RidgeArguments& a, const Work<T>& w, In<T> coef, T* out, Arena& arena) {
+void project(const RidgeArguments& a, const Work<T>& w, In<T> coef, T scale, T* out, Arena& arena) {
     const Int n = a.points, m = a.queries, d = a.features, k = a.columns;
-    const T scale = T(a.scale);
-    if (a.dual && (n + m) * d * k <= m * n * (d + k)) {
-        const bool as_rows = coef.cs != 1 || k == 1;
-        T* map = arena.take<T>(d * k);
-        const Mat<T> wide = as_rows ? Mat<T>{map, 1, d} : Mat<T>{map, k, 1};
-        multiply<T>(d, k, n, w.key.t(), coef, wide);
-        multiply<T>(m, k, d, w.head.query, wide, rows_of(out, k), scale);
-    } else if (a.dual) {
-        T* scores = arena.take<T>(QUERY_BLOCK * n);
+    if (!a.dual) {
+        multiply<T>(m, k, d, w.head.query, coef, rows_of(out, k), scale);
+    } else if ((n + m) * d * k <= m * n * (d + k)) {
+        const Mat<T> map = columns<T>(d, k, coef.rs == 1, arena);
+        multiply<T>(d, k, n, w.key.t(), coef, map);
+        multiply<T>(m, k, d, w.head.query, map, rows_of(out, k), scale);
+    } else {
+        T* scores = arena.take<T>(smaller(QUERY_BLOCK, m) * n);
         for (Int i = 0; i < m; i += QUERY_BLOCK) {
             const Int some = smaller(QUERY_BLOCK, m - i);
             multiply<T>(some, n, d, w.head.query.at(i, 0), w.key.t(), rows_of(scores, n));
             multiply<T>(some, k, n, rows_of<const T>(scores, n), coef, rows_of(out + i * k, k), scale);
         }
-    } else {
-        multiply<T>(m, k, d, w.head.query, coef, rows_of(out, k), scale);
     }
-    if (w.head.mean_value)
-        for (Int i = 0; i < m; ++i)
-            for (Int j = 0; j < k; ++j) out[i * k + j] += w.head.mean_value[j];
 }
 
 template <class T>
-void finish(const RidgeArguments& a, const Work<T>& w, Int b, Int n, Int size, Arena& arena) {
+void predict(const RidgeArguments& a, const Work<T>& w, In<T> coef, T* out, Arena& arena) {
+    project<T>(a, w, coef, T(a.scale), out, arena);
+    for (Int i = 0; w.head.mean_value && i < a.queries; ++i)
+        for (Int j = 0; j < a.columns; ++j) out[i * a.columns + j] += w.head.mean_value[j];
+}
+
+// One refinement step, its residual taken from K and V: V~ - c K~K~'P - alpha P, or K~'(V~ - c K~W) - alpha W
+template <class T>
+void refinement(const RidgeArguments& a, const Work<T>& w, In<T> coef, Mat<T> step, Arena& arena) {
+    const Int n = a.points, d = a.features, k = a.columns, size = w.solve.n;
+    const bool as_rows = coef.rs == 1;
+    const Mat<T> rest = columns<T>(size, k, as_rows, arena);
+    if (a.dual) {
+        const Mat<T> map = columns<T>(d, k, as_rows, arena);
+        multiply<T>(d, k, n, w.key.t(), coef, map);
+        for (Int i = 0; i < n; ++i)
+            for (Int j = 0; j < k; ++j) rest(i, j) = w.value(i, j);
+        multiply<T>(n, k, d, w.key, map, rest, -w.head.gain, true);
+    } else {
+        const Mat<T> missed = rows_of(arena.take<T>(n * k), k);
+        copy_rows<T>(n, k, w.value, missed.p);
+        multiply<T>(n, k, d, w.key, coef, missed, -w.head.gain, true);
+        multiply<T>(d, k, n, w.key.t(), missed, rest);
+    }
+    for (Int i = 0; i < size * k; ++i) rest.p[i] -= w.head.alpha * coef.p[i];
+    w.solve(k, rest, step, arena);
+}
+
+// |step| / |whole| over the entries that are finite
+template <class T>
+T relative_size(Int count, const T* step, const T* whole) {
+    double above = 0, below = 0;
+    for (Int i = 0; i < count; ++i)
+        if (__builtin_isfinite(step[i]) && __builtin_isfinite(whole[i])) {
+            above += double(step[i]) * step[i];
+            below += double(whole[i]) * whole[i];
+        }
+    const double tiny = sizeof(T) == 4 ? __FLT_MIN__ : __DBL_MIN__;
+    return T(__builtin_sqrt(above) / larger(__builtin_sqrt(below), tiny));
+}
+
+// Refines coefficients and prediction in place where that succeeds.
+template <class T>
+bool refine(const RidgeArguments& a, const Work<T>& w, Mat<T> coef, T* out, T& error, Arena& arena) {
+    const Int count = a.queries * a.columns;
+    const Mat<T> step = columns<T>(w.solve.n, a.columns, coef.rs == 1, arena);
+    refinement<T>(a, w, coef, step, arena);
+    T *moved = arena.take<T>(count), *whole = arena.take<T>(count);
+    project<T>(a, w, step, 1, moved, arena);
+    project<T>(a, w, coef, 1, whole, arena);
+    const T size = relative_size(count, moved, whole);
+    if (!(size < T(a.small_correction))) return false;
+    for (Int i = 0; i < w.solve.n * a.columns; ++i) coef.p[i] += step.p[i];
+    predict<T>(a, w, coef, out, arena);
+    error = size;
+    return true;
+}
+
+// Solution, prediction and report of one element.
+template <class T>
+Status finish(const RidgeArguments& a, const Work<T>& w, Int b, Int n, Int size, Arena& arena) {
     const Int k = a.columns;
     T* out = static_cast<T*>(a.forward.out) + b * a.queries * k;
-    T* coef = static_cast<T*>(a.coef) + b * n * k;
+    T* kept = static_cast<T*>(a.coef) + b * n * k;
+    T* report = static_cast<T*>(a.forward.report) + b * 3;
+    const bool as_rows = !a.inverse;
+    const Mat<T> coef = as_rows ? columns<T>(n, k, true, arena) : rows_of(kept, k);
+    In<T> rhs = w.value;
+    if (!a.dual || as_rows) {
+        const Mat<T> y = columns<T>(n, k, as_rows, arena);
+        if (a.dual) {
+            transpose<T>(n, k, w.value.p, w.value.rs, y.p, n);
+        } else {
+            multiply<T>(n, k, a.points, w.key.t(), w.value, y);
+        }
+        rhs = y;
+    }
+    w.solve(k, rhs, coef, arena);
+    predict<T>(a, w, coef, out, arena);
+    const T ratio = screened(a, w, ratio_of(a, w, n, arena));
+    const T eps = sizeof(T) == 4 ? T(__FLT_EPSILON__) : T(__DBL_EPSILON__);
+    report[0] = a.dual ? DUAL : PRIMAL, report[1] = ratio, report[2] = ratio * eps;
+    Status status = ratio < T(a.easy) ? PLAIN : SOME_LEFT;
+    if (status != PLAIN && ratio < T(a.hard) && refine(a, w, coef, out, report[2], arena))
+        status = SOME_REFINED, report[0] = REFINED;
+    if (as_rows) transpose<T>(k, n, coef.p, n, kept, k);
     T* matrix = static_cast<T*>(a.matrix) + b * n * n;
-    T& ratio = static_cast<T*>(a.forward.ratio)[b];
     if (a.inverse) {
-        coefficients(a, w, n, size, coef, arena);
-        ratio = ratio_of<T>(w, n, size, nullptr, -1);
-        predict<T>(a, w, rows_of<const T>(coef, k), out, arena);
-        copy_rows<T>(n, n, rows_of(w.inverse, size), matrix);
-        return;
+        copy_rows<T>(n, n, w.solve.inverse, matrix);
+    } else {
+        for (Int i = 0; i < n; ++i) {
+            std::memset(matrix + i * n, 0, std::size_t(i) * sizeof(T));
+            std::memcpy(matrix + i * n + i, w.sigma + i * size + i, std::size_t(n - i) * sizeof(T));
+        }
     }
-    const Mat<T> rows = coefficients_as_rows(a, w, n, size, ratio, arena);
-    predict<T>(a, w, rows.t(), out, arena);
-    transpose<T>(k, n, rows.p, size, coef, k);
-    for (Int i = 0; i < n; ++i) {
-        std::memset(matrix + i * n, 0, std::size_t(i) * sizeof(T));
-        std::memcpy(matrix + i * n + i, w.sigma + i * size + i, std::size_t(n - i) * sizeof(T));
-    }
+    return status;
 }
 
 template <class T>
-void forward(const RidgeArguments& a, Int from, Int to) {
+int forward(const RidgeArguments& a, Int from, Int to) {
     static thread_local Arena arena;
     const Int n = a.dual ? a.points : a.features, size = padded<T>(n);
     const bool copies = a.intercept || a.weight.data;
     const Int copied = copies ? a.points * (a.features + a.columns) + a.queries * a.features : 0;
-    const bool together = n <= SMALL && copied <= 4096;
-    Work<T> work[WIDTH<T>];
+    const bool together = n <= SMALL && copied <= 4096 && to - from > 2;
+    int status = PLAIN;
+    Work<T> work[WIDTH<T> > 1 ? WIDTH<T> : 2];
     for (Int b = from; b < to;) {
         arena.reset();
         const int count = together ? int(smaller<Int>(WIDTH<T>, to - b)) : 1;
@@ -202,22 +242,21 @@ void forward(const RidgeArguments& a, Int from, Int to) {
             gram(a, w, n, size, arena);
         }
         if (together) {
-            factor_group(work, count, n, size, arena);
+            factor_group(work, count, n, size, bool(a.inverse), arena);
         } else {
             factor_one(work[0], n, size, bool(a.inverse), arena);
         }
-        for (int g = 0; g < count; ++g) finish(a, work[g], b + g, n, size, arena);
+        for (int g = 0; g < count; ++g) {
+            status = larger<int>(status, finish(a, work[g], b + g, n, size, arena));
+        }
         b += count;
     }
     arena.reset();
+    return status;
 }
 
-void ridge_forward(const RidgeArguments& a, Int from, Int to) {
-    if (a.is_double) {
-        forward<double>(a, from, to);
-    } else {
-        forward<float>(a, from, to);
-    }
+int ridge_forward(const RidgeArguments& a, Int from, Int to) {
+    return a.is_double ? forward<double>(a, from, to) : forward<float>(a, from, to);
 }
 
 }  // namespace INTENTION_ARCH

@@ -11,12 +11,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from intention.solve.factor import wants_inverse
+from intention.solve.factor import EASY, HARD, SMALL_CORRECTION, wants_inverse
 from intention.solve.native.library import library
 from intention.solve.problem import Plan, Problem
+from intention.solve.pullback import Grads, Needs
 
-_COMMON = "12q d 12q 6q 2q"
-_FORWARD = struct.Struct(_COMMON + " 2q")
+_COMMON = "12q 4d 12q 6q 3q"
+_FORWARD = struct.Struct(_COMMON + "2q")
+_BACKWARD = struct.Struct(_COMMON + "2q 4q 7q")
 _PLAIN = (Tensor, torch.nn.Parameter)
 # Beyond this size of Sigma, products dominate and torch's run on every core.
 _LARGEST = 512
@@ -26,16 +28,21 @@ class Found(NamedTuple):
     out: Tensor
     coef: Tensor  # (B, n, k)
     matrix: Tensor  # (B, n, n): Sigma^-1 or L, as `factor.Factor` has it
-    ratio: Tensor  # (B,)
+    report: Tensor  # (B, 3), packed as in `ladder`
+    status: int
+
+
+# `Found.status`, as in arguments.h
+PLAIN, SOME_REFINED, SOME_LEFT = range(3)
 
 
 @functools.cache
-def _function(name: str) -> Callable[[bytes], None] | None:
+def _function(name: str) -> Callable[[bytes], int] | None:
     found = library()
     if found is None:
         return None
     function = getattr(found, name)
-    function.argtypes, function.restype = [ctypes.c_char_p], None
+    function.argtypes = [ctypes.c_char_p]
     return function
 
 
@@ -102,6 +109,7 @@ def _call(problem: Problem, plan: Plan) -> Call | None:
     numbers = (
         *(dtype == torch.float64, torch.get_num_threads(), batch, inner, times, points, queries, features, columns),
         *(plan.dual, plan.intercept, wants_inverse(size, columns), plan.scale),
+        *(EASY[dtype], HARD[dtype], SMALL_CORRECTION[dtype]),
         *(*q, *k, *v, *w, *a, *g),
     )
     return Call(numbers, (query, key, value, weight, alpha, gain), size, batch)
@@ -117,7 +125,44 @@ def forward(problem: Problem, plan: Plan) -> Found | None:
     out = torch.empty((*query.shape[:-1], columns), dtype=dtype)
     coef = torch.empty((batch, size, columns), dtype=dtype)
     matrix = torch.empty((batch, size, size), dtype=dtype)
-    ratio = torch.empty(batch, dtype=dtype)
-    ends = coef.data_ptr(), matrix.data_ptr(), out.data_ptr(), ratio.data_ptr()
-    function(_FORWARD.pack(*call.numbers, *ends))
-    return Found(out, coef, matrix if wants_inverse(size, columns) else matrix.mT, ratio)
+    report = torch.empty((batch, 3), dtype=dtype)
+    ends = coef.data_ptr(), matrix.data_ptr(), 1, out.data_ptr(), report.data_ptr()
+    status = function(_FORWARD.pack(*call.numbers, *ends))
+    return Found(out, coef, matrix if wants_inverse(size, columns) else matrix.mT, report, status)
+
+
+def backward(
+    problem: Problem, plan: Plan, grad: Tensor, coef: Tensor, matrix: Tensor, packed: Tensor, needs: Needs
+) -> Grads | None:
+    """Gradients of the elements solved by the plain factor or by one refinement step; other elements are left open."""
+    function = _function("intention_ridge_backward")
+    if function is None or not (_takes(grad) and coef.dtype == matrix.dtype == grad.dtype == problem.query.dtype):
+        return None
+    if (plan.dual and needs.weight and problem.weight is not None) or (call := _call(problem, plan)) is None:
+        return None
+    grad, g = _described(grad)
+    coef = coef.contiguous()
+    upper = matrix.mT.is_contiguous()
+    matrix = matrix if upper else matrix.contiguous()
+    route = (0, 0) if packed.dim() == 1 else (packed.data_ptr(), packed.stride(0))
+    query, key, value, weight, alpha, gain = problem
+    batch = call.batch
+    shared = (batch,) if query.dim() == 3 else query.shape[:-2]
+
+    def room(needed: bool, *shape: int) -> Tensor | None:
+        return torch.empty(shape, dtype=grad.dtype) if needed else None
+
+    grads = Grads(
+        room(needs.query, *query.shape),
+        room(needs.key, *shared, *key.shape[-2:]),
+        room(needs.value, *shared, *value.shape[-2:]),
+        room(needs.weight and weight is not None, batch, key.shape[-2]),
+        room(needs.alpha, batch),
+        room(needs.gain and gain is not None, batch),
+        room(needs.alpha, batch),
+    )
+    ends = coef.data_ptr(), matrix.data_ptr(), upper, *route, *g
+    where = [0 if x is None else x.data_ptr() for x in grads]
+    where[5], where[6] = where[6], where[5]
+    function(_BACKWARD.pack(*call.numbers, *ends, *where))
+    return grads
