@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
-from intention.solve.doors import no_autocast, sum_neighbours
+from intention import checks
+from intention.solve.doors import no_autocast, sum_neighbours, unobserved
 from intention.solve.factor import EASY, Factor, solve, wants_inverse
 from intention.solve.ladder import (
     FLOAT64,
@@ -15,6 +18,7 @@ from intention.solve.ladder import (
     REFINED,
     base_report,
     climb,
+    climb_on,
     has_float64,
     pack,
     redo_problem,
@@ -23,6 +27,7 @@ from intention.solve.ladder import (
     uneventful,
     unpack,
 )
+from intention.solve.native import ridge as native
 from intention.solve.problem import Fit, Plan, Problem, fit, pick, predict, refine
 from intention.solve.pullback import Grads, Mode, Needs, pullback
 
@@ -32,10 +37,19 @@ CANCELLED = 0.1
 _NAMED_ROUTE = {"float64": FLOAT64, "qr": QR, "pinv": PINV}
 
 
+class Solved(NamedTuple):
+    """What a backward needs of a solved batch."""
+
+    coef: Tensor  # W (primal) or P (dual)
+    factor: Factor
+
+
 @no_autocast
-def solve_batch(problem: Problem, plan: Plan, solver: str, trusted: bool) -> tuple[Tensor, Fit, Tensor]:
-    """The one implementation: (out, fit, packed report)."""
+def solve_batch(problem: Problem, plan: Plan, solver: str, trusted: bool) -> tuple[Tensor, Solved | Fit, Tensor]:
+    """The one implementation: (out, coefficients and factor, packed report)."""
     shape = (*problem.query.shape[:-1], problem.value.shape[-1])
+    if solver == "auto" and (found := native.forward(problem, plan)) is not None:
+        return _checked(problem, plan, found)
     problem = problem.expanded()
     if solver != "auto":
         out, fitted, packed = _named(problem, plan, solver, trusted)
@@ -49,6 +63,20 @@ def solve_batch(problem: Problem, plan: Plan, solver: str, trusted: bool) -> tup
         return out.view(shape), fitted, ratio
     out, coef, report = climb(problem, plan, fitted, out.contiguous())
     return out.view(shape), fitted._replace(coef=coef), pack(report)
+
+
+def _checked(problem: Problem, plan: Plan, found: native.Found) -> tuple[Tensor, Solved, Tensor]:
+    """An answer of the compiled kernels, which have looked at the values and refined, as it is or after the ladder."""
+    out, coef, matrix, packed, status = found
+    solved = Solved(coef, Factor(matrix, wants_inverse(*coef.shape[1:]), packed[:, 1]))
+    if status == native.PLAIN:
+        return out, solved, packed[:, 1]
+    if status == native.SOME_LEFT:
+        checks.require_values(problem.weight, problem.alpha, problem.gain)
+        flat, report = problem.expanded(), unpack(packed, plan.dual, out.dtype)
+        todo = (~(report.condition < EASY[out.dtype]) & (report.route != REFINED)).nonzero()[:, 0]
+        climb_on(flat, plan, out.view(flat.query.shape[0], *out.shape[-2:]), report, todo)
+    return out, solved, packed
 
 
 def _named(problem: Problem, plan: Plan, solver: str, trusted: bool) -> tuple[Tensor, Fit, Tensor]:
@@ -83,6 +111,8 @@ def backward_batch(
 ) -> Grads:
     """First-order gradients, each element by the route and in the precision of its forward."""
     shared = problem
+    if solver == "auto" and (grads := _compiled(problem, plan, grad, coef, matrix, packed, needs)) is not None:
+        return shaped_like(shared, grads)
     problem = problem.expanded()
     grad = grad.reshape(problem.query.shape[0], *grad.shape[-2:])
     if solver != "auto":
@@ -105,16 +135,56 @@ def shaped_like(problem: Problem, grads: Grads) -> Grads:
     return grads._replace(query=query, key=key, value=value)
 
 
+def _compiled(
+    problem: Problem, plan: Plan, grad: Tensor, coef: Tensor, matrix: Tensor, packed: Tensor, needs: Needs
+) -> Grads | None:
+    """By the compiled kernels, where they can serve the first routes and autograd does not watch."""
+    if not unobserved() or (_widened(grad, needs.weight) and problem.weight is not None):
+        return None
+    grads = native.backward(problem, plan, grad, coef, matrix, packed, needs)
+    if grads is None:
+        return None
+    uncertain = _widened(grad, needs.alpha)
+    if uneventful(packed) and not uncertain:
+        return grads
+    route = unpack(packed, plan.dual, grad.dtype).route
+    codes = [] if uneventful(packed) else [int(code) for code in route.unique().tolist() if code > REFINED]
+    if not codes and not uncertain:
+        return grads
+    flat, grad = problem.expanded(), grad.reshape(route.shape[0], *grad.shape[-2:])
+    grads = _flat(grads, problem)
+    for code in codes:
+        index = (route == code).nonzero()[:, 0]
+        part = _redo(flat, plan, grad, coef, matrix, index, code, needs)
+        grads = _merge(grads, part, index, route.shape[0])
+    return _sure_alpha(flat, plan, grad, coef, matrix, route, grads) if uncertain else grads
+
+
+def _widened(grad: Tensor, needed: bool) -> bool:
+    """Whether a gradient that float32 may lose to cancellation is asked for in float32."""
+    return needed and grad.dtype != torch.float64 and has_float64(grad.device)
+
+
+def _flat(grads: Grads, problem: Problem) -> Grads:
+    """One flat batch."""
+    if problem.query.dim() == 3:
+        return grads
+    return grads._replace(
+        query=None if grads.query is None else grads.query.flatten(0, -3),
+        key=None if grads.key is None else grads.key.flatten(0, -3),
+        value=None if grads.value is None else grads.value.flatten(0, -3),
+    )
+
+
 def _by_route(
     problem: Problem, plan: Plan, grad: Tensor, coef: Tensor, matrix: Tensor, packed: Tensor, needs: Needs
 ) -> Grads:
     """All elements by the plain factor, then those of every other route again, their own way."""
-    wide = grad.dtype != torch.float64 and has_float64(grad.device)
     needs_weight = needs.weight and problem.weight is not None
-    if uneventful(packed) and not (wide and (needs.alpha or needs_weight)):
+    if uneventful(packed) and not _widened(grad, needs.alpha or needs_weight):
         return _replay(problem, plan, grad, coef, matrix, "auto", needs)
     route = unpack(packed, plan.dual, grad.dtype).route
-    if wide and needs_weight:
+    if _widened(grad, needs_weight):
         # a weight's gradient holds the residual V - KW, which float32 loses where the fit is close
         route = route.clamp_min(FLOAT64)
     plain = uneventful(packed) and not needs_weight
@@ -128,16 +198,25 @@ def _by_route(
             part = _redo(problem, plan, grad, coef, matrix, index, code, needs)
             grads = part if index is None else _merge(grads, part, index, problem.query.shape[0])
     assert grads is not None
-    if wide and needs.alpha and grads.alpha is not None and grads.alpha_terms is not None:
-        # alpha's gradient is a sum that may cancel: where it does, the few that remain are made in float64
-        cancelled = (grads.alpha.abs() < CANCELLED * grads.alpha_terms) & (route <= REFINED)
-        index = cancelled.nonzero()[:, 0]
-        if index.numel():
-            only = Needs(False, False, False, False, True, False)
-            part = _redo(problem, plan, grad, coef, matrix, index, FLOAT64, only)
-            assert part.alpha is not None
-            grads = grads._replace(alpha=grads.alpha.index_copy(0, index, part.alpha))
+    if _widened(grad, needs.alpha):
+        return _sure_alpha(problem, plan, grad, coef, matrix, route, grads)
     return grads
+
+
+def _sure_alpha(
+    problem: Problem, plan: Plan, grad: Tensor, coef: Tensor, matrix: Tensor, route: Tensor, grads: Grads
+) -> Grads:
+    """alpha's gradient is a sum that may cancel: where it does, the few that remain are made in float64."""
+    if grads.alpha is None or grads.alpha_terms is None:
+        return grads
+    cancelled = (grads.alpha.abs() < CANCELLED * grads.alpha_terms) & (route <= REFINED)
+    index = cancelled.nonzero()[:, 0]
+    if not index.numel():
+        return grads
+    only = Needs(False, False, False, False, True, False)
+    part = _redo(problem, plan, grad, coef, matrix, index, FLOAT64, only)
+    assert part.alpha is not None
+    return grads._replace(alpha=grads.alpha.index_copy(0, index, part.alpha))
 
 
 def _replay(

@@ -25,6 +25,7 @@ from intention.solve.causal import (
 from intention.solve.doors import no_autocast
 from intention.solve.factor import EASY
 from intention.solve.ladder import FLOAT64, PRIMAL, Report, has_float64
+from intention.solve.native import causal as native
 
 # Tokens of a chunk. The first is short: with few tokens float64 is needed most often. The next ones are as long as all
 # before them, so that Sigma does not grow much within a chunk, up to LONGEST. Those of gradients stay short, because
@@ -51,6 +52,10 @@ class Span(NamedTuple):
 @no_autocast
 def solve_causal(tokens: Tokens) -> tuple[Tensor, Report]:
     """Answers (B, N, k), or (B, N, d) without values; the report tells per sequence the worst of its chunks."""
+    if (found := native.forward(*tokens)) is not None:
+        out, told = found
+        route, ratio, error = told.to(out.dtype).unbind(1)  # where double was used, the first is 1
+        return out, Report(route * (FLOAT64 - PRIMAL) + PRIMAL, ratio, error + torch.finfo(out.dtype).eps)
     answered = tokens.query if tokens.value is None else tokens.value
     out = torch.empty_like(answered, memory_format=torch.contiguous_format)
     reports = [_solve_group(_sequences(tokens, group), out[group]) for group in _groups(tokens)]
@@ -79,6 +84,9 @@ def _solve_group(tokens: Tokens, out: Tensor) -> Report:
 @no_autocast
 def pull_causal(grad: Tensor, tokens: Tokens) -> Tokens:
     """The gradients of all tensors of `tokens`, in the precisions of the forward."""
+    if (found := native.backward(grad, *tokens)) is not None:
+        pulled = Pulled(*found[:6])  # type: ignore[arg-type] - without weights their gradient is not asked for
+        return _grads([pulled], Later(found.cross, found.gram), tokens)
     parts = [_pull_group(grad[group], _sequences(tokens, group)) for group in _groups(tokens)]
     return Tokens(*(None if xs[0] is None else torch.cat(xs) for xs in zip(*parts, strict=True)))  # type: ignore[arg-type]
 
@@ -213,4 +221,5 @@ def _grads(pulled: list[Pulled], later: Later, tokens: Tokens) -> Tokens:
 
 def _join(parts: list[Tensor], tokens: Tokens) -> Tensor:
     """(B, N, ...) of flat chunks."""
-    return torch.cat([part.reshape(len(tokens.key), -1, *part.shape[2:]) for part in parts], 1)
+    flat = [part.reshape(len(tokens.key), -1, *part.shape[2:]) for part in parts]
+    return flat[0] if len(flat) == 1 else torch.cat(flat, 1)

@@ -114,16 +114,20 @@ def climb(problem: Problem, plan: Plan, fitted: Fit, out: Tensor) -> tuple[Tenso
         out[where], coef[where] = predict(again, plan)[good], again.coef[good]
         report.route[where], report.error[where] = REFINED, size[good]
         todo = todo[~torch.isin(todo, where)]
+    return out, coef, climb_on(problem, plan, out, report, todo)
 
+
+def climb_on(problem: Problem, plan: Plan, out: Tensor, report: Report, todo: Tensor) -> Report:
+    """The steps after the refinement, for the elements `todo`; `out` and the report are updated in place."""
     todo = _set_non_finite(problem, out, report, todo)
     if has_float64(out.device):
-        if dtype != torch.float64:
+        if out.dtype != torch.float64:
             todo = _redo(problem, plan, out, report, todo, "cholesky", FLOAT64)
         _redo(problem, plan, out, report, todo, "pinv", PINV)
     else:
         _redo(problem, plan, out, report, todo, "qr", QR)
     warn_inaccurate(report)
-    return out, coef, report
+    return report
 
 
 def redo_problem(problem: Problem, index: Tensor | None, route: int) -> Problem:

@@ -1,26 +1,90 @@
-// What the library tells of itself: the version of its interface, and the instruction set that this processor gets.
+// What Python calls: chooses the instruction set when loaded, and splits large batches between threads.
+#include <algorithm>
+#include <thread>
+#include <vector>
+
+#include "kernels.h"
 
 #define EXPORTED extern "C" __attribute__((visibility("default")))
 
 namespace {
 
-const char *choose() {
-#ifdef INTENTION_X86
+using std::int64_t;
+
+struct Kernels {
+    const char* name;
+    int (*ridge_forward)(const RidgeArguments&, int64_t, int64_t);
+    int (*ridge_backward)(const RidgeArguments&, int64_t, int64_t);
+    int (*causal_forward)(const CausalArguments&, int64_t, int64_t);
+    int (*causal_backward)(const CausalArguments&, int64_t, int64_t);
+};
+
+#define KERNELS_OF(ARCH) {#ARCH, ARCH::ridge_forward, ARCH::ridge_backward, ARCH::causal_forward, ARCH::causal_backward}
+
+Kernels choose() {
+#if defined(__x86_64__)
     __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
-        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("fma"))
-        return "avx512";
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return "avx2";
+    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+                        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw");
+    if (avx2 && avx512) return KERNELS_OF(avx512);
+    if (avx2) return KERNELS_OF(avx2);
 #endif
-    return "baseline";
+    return KERNELS_OF(baseline);
+}
+
+const Kernels kernels = choose();
+
+constexpr double WORTH_A_THREAD = 5e6;  // multiplications: well above what starting and joining a thread takes
+
+// Threads live for one call: a pool would not survive a fork. Returns the worst status.
+template <class Arguments>
+int share(int (*kernel)(const Arguments&, int64_t, int64_t), const Arguments& a, double work_per_element) {
+    const double worth = double(a.batch) * work_per_element / WORTH_A_THREAD;
+    int64_t threads = std::min(a.threads, a.batch);
+    if (double(threads) > worth) threads = int64_t(worth);
+    if (threads <= 1) return kernel(a, 0, a.batch);
+    std::vector<int> status(std::size_t(threads), 0);
+    std::vector<std::thread> others;
+    const auto run = [&](int64_t i) {
+        status[std::size_t(i)] = kernel(a, a.batch * i / threads, a.batch * (i + 1) / threads);
+    };
+    for (int64_t i = 1; i < threads; ++i) others.emplace_back(run, i);
+    run(0);
+    for (std::thread& other : others) other.join();
+    return *std::max_element(status.begin(), status.end());
+}
+
+double forward_work(const RidgeArguments& a) {
+    const double n = double(a.dual ? a.points : a.features), k = double(a.columns);
+    const double rows = double(a.points + a.queries), d = double(a.features);
+    return double(a.points) * d * n / 2 + rows * d * k + n * n * (n / 2 + k);
+}
+
+double backward_work(const RidgeArguments& a) {
+    const double n = double(a.dual ? a.points : a.features), k = double(a.columns);
+    return double(2 * a.points + 2 * a.queries) * double(a.features) * k + n * n * k;
+}
+
+double causal_work(const CausalArguments& a) {
+    const double d = double(a.features), k = double(a.columns);
+    return double(a.tokens) * d * (3 * d + 4 * k);
 }
 
 }  // namespace
 
-// Raised with every change of an exported signature; library.py loads no other.
 EXPORTED int intention_native_abi(void) { return 1; }
+EXPORTED const char* intention_native_arch(void) { return kernels.name; }
 
-EXPORTED const char *intention_native_arch(void) {
-    static const char *const chosen = choose();
-    return chosen;
+EXPORTED int intention_ridge_forward(const RidgeArguments* a) {
+    return share(kernels.ridge_forward, *a, forward_work(*a));
+}
+EXPORTED int intention_ridge_backward(const RidgeArguments* a) {
+    return share(kernels.ridge_backward, *a, backward_work(*a));
+}
+EXPORTED int intention_causal_forward(const CausalArguments* a) {
+    return share(kernels.causal_forward, *a, causal_work(*a));
+}
+EXPORTED int intention_causal_backward(const CausalArguments* a) {
+    return share(kernels.causal_backward, *a, 3 * causal_work(*a));
 }

@@ -5,12 +5,13 @@ from __future__ import annotations
 import ctypes
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 ABI = 1  # what the exported functions of this version take and return; dispatch.cpp holds the same number
 PATH = Path(__file__).with_name("_kernels.so")
@@ -33,6 +34,22 @@ _off = False
 def library() -> ctypes.CDLL | None:
     """The compiled kernels, or None: then the caller computes with torch."""
     return _look().library
+
+
+def function(name: str) -> Callable[[bytes], int] | None:
+    """An exported function that takes one block of numbers, or None where there is no library."""
+    found = library()
+    if found is None:
+        return None
+    function = getattr(found, name)
+    if function.argtypes is None:
+        function.argtypes, function.restype = [ctypes.c_char_p], ctypes.c_int
+    return function
+
+
+def takes(x: Tensor) -> bool:
+    """Memory that can be read as it is: no subclass with its own storage, no pending negation."""
+    return type(x) in (Tensor, torch.nn.Parameter) and x.device.type == "cpu" and not x.is_neg()
 
 
 def info() -> dict[str, Any]:

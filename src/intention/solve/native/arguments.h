@@ -1,0 +1,44 @@
+// What Python hands over: one block of 8-byte numbers per call. The order is that of the formats in ridge.py.
+#pragma once
+
+#include <cstdint>
+
+struct Tensor {  // (outer, inner, rows, columns) with columns side by side
+    const void* data;
+    std::int64_t outer, inner, row;
+};
+
+struct PerElement {  // (batch,) or None
+    const void* data;
+    std::int64_t step;
+};
+
+struct RidgeArguments {
+    std::int64_t is_double, threads;
+    std::int64_t batch, inner;                      // batch = outer * inner
+    std::int64_t times;                             // neighbours that share keys and values
+    std::int64_t points, queries, features, columns;  // N, M, d, k
+    std::int64_t dual, intercept, inverse;
+    double scale;
+    double easy, hard, small_correction;  // what a factor is judged by, as in factor.py
+    Tensor query, key, value;
+    PerElement weight;  // (batch, N), step between rows
+    PerElement alpha, gain;
+    void *coef, *matrix;  // outputs of the forward, inputs of the backward
+    std::int64_t matrix_is_upper;  // the rows of L' lie side by side
+    union {
+        struct {
+            void *out, *report;  // (batch, M, k); (batch, 3): route, ratio, error
+        } forward;
+        struct {
+            PerElement route;
+            Tensor grad;
+            void *query, *key, *value, *weight, *alpha, *alpha_terms, *gain;
+        } backward;
+    };
+};
+
+enum Route { PRIMAL, DUAL, REFINED };  // as in ladder.py
+
+// How a forward ended, for the whole batch; the worst of its elements.
+enum Status { PLAIN, SOME_REFINED, SOME_LEFT };

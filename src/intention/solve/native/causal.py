@@ -1,0 +1,109 @@
+"""Calls of the compiled causal solve: one block of numbers per call, in the order of causal.h."""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from intention.solve.native.library import function, takes
+
+_BLOCK = struct.Struct("33q")
+_LARGEST = 256  # features: beyond, torch's products on every core win
+
+
+class Pulled(NamedTuple):
+    """Gradients, and the sums over all tokens from which those of a state follow."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor | None
+    weight: Tensor | None
+    alpha: Tensor  # (B,), float64
+    gain: Tensor  # (B,), float64
+    gram: Tensor  # (B, d, d), float64
+    cross: Tensor  # (B, d, k), float64
+
+
+def forward(*tokens: Tensor | None) -> tuple[Tensor, Tensor] | None:
+    """Answers, and (B, 3) float64: whether double was used, ratio, error. None where the kernels do not apply."""
+    call = function("intention_causal_forward")
+    if call is None or (given := _given(tokens)) is None:
+        return None
+    query, _, value, *_ = tokens
+    answered = query if value is None else value
+    assert answered is not None
+    out = torch.empty(answered.shape, dtype=answered.dtype)
+    report = torch.empty(answered.shape[0], 3, dtype=torch.float64)
+    call(_BLOCK.pack(*given.numbers(None), out.data_ptr(), report.data_ptr(), *(0,) * 8))
+    return out, report
+
+
+def backward(grad: Tensor, *tokens: Tensor | None) -> Pulled | None:
+    """First-order gradients, in the precisions of the forward."""
+    call = function("intention_causal_backward")
+    if call is None or not takes(grad) or (given := _given(tokens)) is None:
+        return None
+    query, key, value, weight = tokens[:4]
+    assert query is not None
+    assert key is not None
+    grad = _rows(grad)
+    (batch, _, d), k = key.shape, 0 if value is None else value.shape[2]
+    wide = torch.float64
+    found = Pulled(
+        torch.empty(query.shape, dtype=query.dtype),
+        torch.empty(key.shape, dtype=key.dtype),
+        None if value is None else torch.empty(value.shape, dtype=value.dtype),
+        None if weight is None else torch.empty(weight.shape, dtype=weight.dtype),
+        torch.empty(batch, dtype=wide),
+        torch.empty(batch, dtype=wide),
+        torch.zeros(batch, d, d, dtype=wide),
+        torch.zeros(batch, d, k, dtype=wide),
+    )
+    call(_BLOCK.pack(*given.numbers(grad), 0, 0, *map(_at, found)))
+    return found
+
+
+class Given(NamedTuple):
+    """What a call reads; holding it keeps copies alive."""
+
+    tokens: tuple[Tensor | None, ...]
+
+    def numbers(self, grad: Tensor | None) -> tuple[int, ...]:
+        query, key, value, weight, alpha, gain, gram, cross = self.tokens
+        assert key is not None
+        sizes = (*key.shape, 0 if value is None else value.shape[2])
+        strides = (number for x in (query, key, value, grad) for number in _described(x))
+        ends = map(_at, (weight, alpha, gain, gram, cross))
+        return (key.dtype == torch.float64, torch.get_num_threads(), *sizes, *strides, *ends)
+
+
+def _given(tokens: tuple[Tensor | None, ...]) -> Given | None:
+    query, key, value, weight, alpha, gain, gram, cross = tokens
+    assert key is not None
+    if key.dtype not in (torch.float32, torch.float64) or key.shape[2] > _LARGEST or not key.numel():
+        return None
+    narrow = (query, key, value, weight, alpha, gain)
+    if not all(x is None or (takes(x) and x.dtype == key.dtype) for x in narrow):
+        return None
+    if not all(x is None or takes(x) for x in (gram, cross)) or (value is not None and not value.shape[2]):
+        return None
+    rows = (None if x is None else _rows(x) for x in (query, key, value))
+    flat = (None if x is None else x.contiguous() for x in (weight, alpha, gain))
+    sums = (None if x is None else x.double().contiguous() for x in (gram, cross))
+    return Given((*rows, *flat, *sums))
+
+
+def _rows(x: Tensor) -> Tensor:
+    """Columns side by side."""
+    return x if x.stride(2) == 1 or x.shape[2] == 1 else x.contiguous()
+
+
+def _described(x: Tensor | None) -> tuple[int, int, int]:
+    return (0, 0, 0) if x is None else (x.data_ptr(), x.stride(0), x.stride(1))
+
+
+def _at(x: Tensor | None) -> int:
+    return 0 if x is None else x.data_ptr()

@@ -1,0 +1,141 @@
+// Sigma = U'U, U^-T and Sigma^-1, for one matrix and for as many small ones at once as a register has lanes.
+//
+// Matrices are padded to whole registers (n to `size`) with a unit diagonal: no loop has a rest, and the padding stays
+// what it is. X = U^-T = L^-1 is lower triangular with zeros above; solving with it is two products.
+#pragma once
+
+#include "product.h"
+
+namespace INTENTION_ARCH {
+
+// What the accuracy of a factor is judged by.
+template <class T>
+struct Pivots {
+    T grown;  // the largest of 1 / diag U^2
+    bool failed;
+};
+
+// The diagonal block of one register's width: U over the upper triangle, 1 / diag U.
+template <class T>
+inline bool factor_block(T* s, Int ld, T* inverse_root) {
+    constexpr int W = WIDTH<T>;
+    Vec<T> x[W];
+    bool good = true;
+#pragma GCC unroll 16
+    for (int r = 0; r < W; ++r) x[r] = load<T>(s + r * ld);
+#pragma GCC unroll 16
+    for (int j = 0; j < W; ++j) {
+        T pivot = x[j][j];
+        if (!(pivot > 0)) good = false, pivot = 1;
+        inverse_root[j] = 1 / root(pivot);
+        x[j] *= inverse_root[j];
+        store<T>(s + j * ld, x[j]);
+#pragma GCC unroll 16
+        for (int i = j + 1; i < W; ++i) x[i] -= s[j * ld + i] * x[j];
+    }
+    return good;
+}
+
+// U_bb^-T times a block of rows, in place: forward substitution, one register of columns at a time.
+template <class T>
+inline void substitute(const T* u, const T* inverse_root, Int ld, T* rows, Int vectors) {
+    constexpr int W = WIDTH<T>;
+    for (Int v = 0; v < vectors; ++v, rows += W) {
+        Vec<T> x[W];
+#pragma GCC unroll 16
+        for (int r = 0; r < W; ++r) x[r] = load<T>(rows + r * ld);
+#pragma GCC unroll 16
+        for (int j = 0; j < W; ++j) {
+            x[j] *= inverse_root[j];
+            store<T>(rows + j * ld, x[j]);
+#pragma GCC unroll 16
+            for (int i = j + 1; i < W; ++i) x[i] -= u[j * ld + i] * x[j];
+        }
+    }
+}
+
+// U over the upper triangle of s.
+template <class T>
+Pivots<T> cholesky(Int n, Int size, T* s, T* inverse_root) {
+    constexpr Int W = WIDTH<T>;
+    Pivots<T> pivots = {0, false};
+    for (Int b = 0; b < size; b += W) {
+        T* block = s + b * size + b;
+        const Int rest = size - b - W;
+        if (!factor_block<T>(block, size, inverse_root + b)) pivots.failed = true;
+        substitute<T>(block, inverse_root + b, size, block + W, rest / W);
+        const Mat<T> right = rows_of(block + W, size);
+        if (rest) multiply<T>(rest, rest, W, right.t(), right, rows_of(block + W * size + W, size), -1, true, UPPER);
+    }
+    for (Int i = 0; i < n; ++i) pivots.grown = larger(pivots.grown, inverse_root[i] * inverse_root[i]);
+    return pivots;
+}
+
+// X = U^-T
+template <class T>
+void invert_factor(Int size, const T* u, const T* inverse_root, T* x) {
+    constexpr Int W = WIDTH<T>, COLUMNS = TILE_VECTORS * W;
+    for (Int b = 0; b < size; b += W) {
+        T* row = x + b * size;
+        for (Int j = 0; j < b; j += COLUMNS) {
+            const In<T> above = rows_of(u + j * size + b, size), done = rows_of<const T>(x + j * size + j, size);
+            multiply<T>(W, smaller(COLUMNS, b - j), b - j, above.t(), done, rows_of(row + j, size), -1);
+        }
+        for (Int r = 0; r < W; ++r)
+            for (Int j = b; j < size; ++j) row[r * size + j] = j == b + r;
+        substitute<T>(u + b * size + b, inverse_root + b, size, row, b / W + 1);
+    }
+}
+
+// Sigma^-1 = X'X
+template <class T>
+void cross(Int size, const T* x, T* out) {
+    constexpr Int W = WIDTH<T>, COLUMNS = TILE_VECTORS * W;
+    for (Int i = 0; i < size; i += TILE_ROWS)
+        for (Int j = i / W * W; j < size; j += COLUMNS)
+            column_of_tiles<T>(smaller<Int>(TILE_ROWS, size - i), smaller(COLUMNS, size - j), size - j,
+                               {x + j * size + i, 1, size}, x + j * size + j, size, out + i * size + j, size, 1, false);
+    for (Int b = 0; b < size; b += W) {
+        for (Int i = b; i < b + W; ++i)
+            for (Int j = b; j < i; ++j) out[i * size + j] = out[j * size + i];
+        transpose<T>(W, size - b - W, out + b * size + b + W, size, out + (b + W) * size + b, size);
+    }
+}
+
+constexpr Int SMALL = 16;  // up to this size the steps of one factorisation wait for each other: many run at once
+
+// The same for WIDTH matrices side by side: entry (i, j) of all of them is vector i * size + j.
+// Sigma's upper triangle becomes U; `inverse` gets Sigma^-1.
+template <class T>
+void factor_together(Int n, Int size, Vec<T>* s, Vec<T>* x, Vec<T>* inverse, Pivots<T>* pivots) {
+    const Vec<T> none = {};
+    Vec<T> grown = none, reciprocal[SMALL];
+    auto failed = none != none;
+    for (Int j = 0; j < n; ++j) {
+        Vec<T>* row = s + j * size;
+        const auto good = row[j] > none;
+        const Vec<T> pivot = good ? row[j] : none + T(1);
+        failed |= ~good;
+        const Vec<T> scale = T(1) / roots(pivot);
+        reciprocal[j] = scale;
+        grown = grown < scale * scale ? scale * scale : grown;
+        for (Int l = j; l < n; ++l) row[l] *= scale;
+        for (Int i = j + 1; i < n; ++i)
+            for (Int l = i; l < n; ++l) s[i * size + l] -= row[i] * row[l];
+    }
+    for (Int c = 0; c < n; ++c)  // column c of X = L^-1
+        for (Int i = c; i < n; ++i) {
+            Vec<T> sum = i == c ? none + T(1) : none;
+            for (Int l = c; l < i; ++l) sum -= s[l * size + i] * x[l * size + c];
+            x[i * size + c] = sum * reciprocal[i];
+        }
+    for (Int i = 0; i < n; ++i)
+        for (Int j = i; j < n; ++j) {
+            Vec<T> sum = none;
+            for (Int l = j; l < n; ++l) sum += x[l * size + i] * x[l * size + j];
+            inverse[i * size + j] = inverse[j * size + i] = sum;
+        }
+    for (int lane = 0; lane < WIDTH<T>; ++lane) pivots[lane] = {grown[lane], failed[lane] != 0};
+}
+
+}  // namespace INTENTION_ARCH

@@ -1,0 +1,93 @@
+// One element of a batch: where it lies, its centring and its weighting.
+#pragma once
+
+#include "arena.h"
+#include "arguments.h"
+#include "product.h"
+
+namespace INTENTION_ARCH {
+
+template <class T>
+struct Head {
+    In<T> query, key, value;  // centred where there is an intercept
+    const T* weight;          // null: all 1
+    T alpha, gain;
+    const T* mean_value = nullptr;  // k, where there is an intercept
+    const T* share = nullptr;       // N: each point's part of the total weight
+    T total = 0;
+};
+
+template <class T>
+inline In<T> matrix_of(const Tensor& x, Int index, Int inner) {
+    const T* data = static_cast<const T*>(x.data) + index / inner * x.outer + index % inner * x.inner;
+    return {data, x.row, 1};
+}
+
+template <class T>
+inline T entry(const PerElement& x, Int index, T otherwise) {
+    return x.data ? static_cast<const T*>(x.data)[index * x.step] : otherwise;
+}
+
+template <class T>
+inline Head<T> head_of(const RidgeArguments& a, Int b) {
+    Head<T> head;
+    head.query = matrix_of<T>(a.query, b, a.inner);
+    head.key = matrix_of<T>(a.key, b / a.times, a.inner);
+    head.value = matrix_of<T>(a.value, b / a.times, a.inner);
+    head.weight = a.weight.data ? static_cast<const T*>(a.weight.data) + b * a.weight.step : nullptr;
+    head.alpha = entry<T>(a.alpha, b, 0);
+    head.gain = entry<T>(a.gain, b, 1);
+    return head;
+}
+
+// rows - mean
+template <class T>
+T* subtract(Int m, Int n, In<T> rows, const T* mean, T* to) {
+    for (Int i = 0; i < m; ++i)
+        for (Int j = 0; j < n; ++j) to[i * n + j] = rows.p[i * rows.rs + j] - mean[j];
+    return to;
+}
+
+template <class T>
+In<T> copy_rows(Int m, Int n, In<T> rows, T* to) {
+    for (Int i = 0; i < m; ++i) std::memcpy(to + i * n, rows.p + i * rows.rs, std::size_t(n) * sizeof(T));
+    return rows_of<const T>(to, n);
+}
+
+// Subtract the weighted means, twice: the second pass removes the rounding of the first mean.
+template <class T>
+void centre(const RidgeArguments& a, Head<T>& head, Arena& arena) {
+    const Int n = a.points, m = a.queries, d = a.features, k = a.columns;
+    T *share = arena.take<T>(n), *mean_key = arena.take<T>(d), *shift = arena.take<T>(k), *mean = arena.zeros<T>(k);
+    T total = T(n);
+    if (head.weight) {
+        total = 0;
+        for (Int i = 0; i < n; ++i) total += head.weight[i];
+        if (!(total > 0)) total = 1;
+    }
+    for (Int i = 0; i < n; ++i) share[i] = (head.weight ? head.weight[i] : T(1)) / total;
+    T *query = arena.take<T>(m * d), *key = arena.take<T>(n * d), *value = arena.take<T>(n * k);
+    for (int pass = 0; pass < 2; ++pass) {
+        multiply<T>(1, d, n, {share, n, 1}, head.key, rows_of(mean_key, d));
+        multiply<T>(1, k, n, {share, n, 1}, head.value, rows_of(shift, k));
+        head.query = rows_of<const T>(subtract(m, d, head.query, mean_key, query), d);
+        head.key = rows_of<const T>(subtract(n, d, head.key, mean_key, key), d);
+        head.value = rows_of<const T>(subtract(n, k, head.value, shift, value), k);
+        for (Int j = 0; j < k; ++j) mean[j] += shift[j];
+    }
+    head.mean_value = mean, head.share = share, head.total = total;
+}
+
+// K~ and V~: rows times sqrt(w)
+template <class T>
+In<T> weighted(Int n, Int columns, In<T> rows, const T* weight, Arena& arena) {
+    if (!weight) return rows;
+    T* to = arena.take<T>(n * columns);
+    for (Int i = 0; i < n; ++i) {
+        const T by = root(weight[i]);
+        for (Int j = 0; j < columns; ++j) to[i * columns + j] = by * rows.p[i * rows.rs + j];
+    }
+    return rows_of<const T>(to, columns);
+}
+
+}  // namespace INTENTION_ARCH

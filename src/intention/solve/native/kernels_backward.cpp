@@ -1,0 +1,275 @@
+// First-order gradients of ridge_forward from its coefficients and factor, as pullback.py has them.
+#include "head.h"
+#include "kernels.h"
+#include "solver.h"
+
+namespace INTENTION_ARCH {
+
+template <class T>
+struct Task {  // one element
+    Head<T> head;
+    In<T> grad;  // times scale
+    In<T> coef;  // n x k
+    Solver<T> solve;
+    bool refined, as_rows;
+};
+
+template <class T>
+struct Wanted {  // where gradients go; null: not needed
+    T *query, *key, *value, *weight, *alpha, *alpha_terms, *gain;
+};
+
+template <class T>
+T* of_element(void* p, Int b, Int size) {
+    return p ? static_cast<T*>(p) + b * size : nullptr;
+}
+
+// n x k rows side by side -> the layout in which the element is worked on
+template <class T>
+In<T> laid_out(Int n, Int k, In<T> rows, bool as_rows, Arena& arena) {
+    if (!as_rows) return rows;
+    const Mat<T> to = columns<T>(n, k, true, arena);
+    transpose<T>(n, k, rows.p, rows.rs, to.p, n);
+    return to;
+}
+
+// The other layout: k x n with n side by side, which is what a product x W' takes.
+template <class T>
+In<T> transposed(Int n, Int k, In<T> x, Arena& arena) {
+    if (x.rs == 1) return x.t();
+    T* to = arena.take<T>(n * k);
+    transpose<T>(n, k, x.p, x.rs, to, n);
+    return rows_of<const T>(to, n);
+}
+
+template <class T>
+Solver<T> saved_solver(const RidgeArguments& a, Int b, Int n, Arena& arena) {
+    const T* matrix = static_cast<const T*>(a.matrix) + b * n * n;
+    if (a.inverse) return {n, {nullptr, 0, 0}, rows_of(matrix, n)};  // symmetric
+    const Int size = padded<T>(n);
+    T *u = arena.zeros<T>(size * size), *reciprocal = arena.take<T>(size), *x = arena.take<T>(size * size);
+    if (a.matrix_is_upper) {
+        for (Int i = 0; i < n; ++i) std::memcpy(u + i * size, matrix + i * n, std::size_t(n) * sizeof(T));
+    } else {
+        transpose<T>(n, n, matrix, n, u, size);
+    }
+    for (Int i = 0; i < size; ++i) {
+        if (i >= n) u[i * size + i] = 1;
+        reciprocal[i] = 1 / u[i * size + i];
+    }
+    invert_factor<T>(size, u, reciprocal, x);
+    return {n, rows_of<const T>(x, size), {nullptr, 0, 0}};
+}
+
+// -(x * y).sum() and its root sum of squares
+template <class T>
+void alpha_gradient(Int count, const T* x, const T* y, T* sum, T* terms) {
+    T total = 0, squares = 0;
+    for (Int i = 0; i < count; ++i) {
+        const T term = x[i] * y[i];
+        total += term;
+        squares += term * term;
+    }
+    *sum = -total;
+    if (terms) *terms = root(squares);
+}
+
+template <class T>
+void scale_rows(Int n, Int columns, const T* by, Mat<T> x) {
+    for (Int i = 0; by && i < n; ++i)
+        for (Int j = 0; j < columns; ++j) x(i, j) *= by[i];
+}
+
+template <class T>
+T dot_rows(Int columns, const T* a, const T* b) {
+    T sum = 0;
+    for (Int j = 0; j < columns; ++j) sum += a[j] * b[j];
+    return sum;
+}
+
+// y - c K'W(K z) - alpha z, then solved for and added to z
+template <class T>
+void refine_primal(const RidgeArguments& a, const Task<T>& t, In<T> y, Mat<T> z, Arena& arena) {
+    const Int n = a.points, d = a.features, k = a.columns;
+    const Mat<T> s = rows_of(arena.take<T>(n * k), k), rest = columns<T>(d, k, t.as_rows, arena),
+                 step = columns<T>(d, k, t.as_rows, arena);
+    multiply<T>(n, k, d, t.head.key, z, s);
+    scale_rows(n, k, t.head.weight, s);
+    multiply<T>(d, k, n, t.head.key.t(), s, rest, -t.head.gain);
+    for (Int i = 0; i < d * k; ++i) rest.p[i] += y.p[i] - t.head.alpha * z.p[i];
+    t.solve(k, rest, step, arena);
+    for (Int i = 0; i < d * k; ++i) z.p[i] += step.p[i];
+}
+
+template <class T>
+void key_gradient_primal(const RidgeArguments& a, const Task<T>& t, In<T> zt, In<T> wt, const T* rest, const T* s,
+                         T* out, Arena& arena) {
+    const Int n = a.points, d = a.features, k = a.columns;
+    const Mat<T> to = rows_of(out, d);
+    if (rest) {  // R Z' - c S W'
+        multiply<T>(n, d, k, rows_of(rest, k), zt, to);
+        multiply<T>(n, d, k, rows_of(s, k), wt, to, -t.head.gain, true);
+    } else {  // V Z' - c K (Z W' + W Z')
+        const Mat<T> both = rows_of(arena.take<T>(d * d), d);
+        multiply<T>(d, d, k, zt.t(), wt, both);
+        multiply<T>(d, d, k, wt.t(), zt, both, 1, true);
+        multiply<T>(n, d, k, t.head.value, zt, to);
+        multiply<T>(n, d, d, t.head.key, both, to, -t.head.gain, true);
+    }
+    scale_rows(n, d, t.head.weight, to);
+}
+
+template <class T>
+void primal(const RidgeArguments& a, const Task<T>& t, const Wanted<T>& out, Arena& arena) {
+    const Int n = a.points, m = a.queries, d = a.features, k = a.columns;
+    const Mat<T> y = columns<T>(d, k, t.as_rows, arena), z = columns<T>(d, k, t.as_rows, arena);
+    multiply<T>(d, k, m, t.head.query.t(), t.grad, y);
+    t.solve(k, y, z, arena);
+    if (t.refined) refine_primal<T>(a, t, y, z, arena);
+    const In<T> wt = transposed<T>(d, k, t.coef, arena);
+    if (out.query) multiply<T>(m, d, k, t.grad, wt, rows_of(out.query, d));
+    if (out.alpha) alpha_gradient(d * k, z.p, t.coef.p, out.alpha, out.alpha_terms);
+    if (!(out.key || out.value || out.weight || out.gain)) return;
+    T *s = out.value ? out.value : arena.take<T>(n * k), *rest = nullptr, *fitted = nullptr;
+    multiply<T>(n, k, d, t.head.key, z, rows_of(s, k));
+    if (2 * k < d || out.weight || out.gain) {
+        fitted = arena.take<T>(n * k), rest = arena.take<T>(n * k);
+        multiply<T>(n, k, d, t.head.key, t.coef, rows_of(fitted, k));
+        for (Int i = 0; i < n; ++i)
+            for (Int j = 0; j < k; ++j) rest[i * k + j] = t.head.value(i, j) - t.head.gain * fitted[i * k + j];
+    }
+    if (out.key) key_gradient_primal<T>(a, t, transposed<T>(d, k, z, arena), wt, rest, s, out.key, arena);
+    for (Int i = 0; out.weight && i < n; ++i) out.weight[i] = dot_rows(k, s + i * k, rest + i * k);
+    scale_rows(n, k, t.head.weight, rows_of(s, k));
+    if (out.gain) *out.gain = -dot_rows(n * k, s, fitted);
+}
+
+template <class T>
+void dual(const RidgeArguments& a, const Task<T>& t, const Wanted<T>& out, Arena& arena) {
+    const Int n = a.points, m = a.queries, d = a.features, k = a.columns;
+    const T gain = t.head.gain;
+    T* root_weight = t.head.weight ? arena.take<T>(n) : nullptr;
+    for (Int i = 0; root_weight && i < n; ++i) root_weight[i] = root(t.head.weight[i]);
+    const In<T> key = weighted(n, d, t.head.key, t.head.weight, arena);
+    const Mat<T> y = columns<T>(d, k, t.as_rows, arena), ky = columns<T>(n, k, t.as_rows, arena),
+                 s = columns<T>(n, k, t.as_rows, arena);
+    multiply<T>(d, k, m, t.head.query.t(), t.grad, y);
+    multiply<T>(n, k, d, key, y, ky);
+    t.solve(k, ky, s, arena);
+    if (t.refined) {  // K~ (y - c K~'s) - alpha s
+        const Mat<T> outside = columns<T>(d, k, t.as_rows, arena), step = columns<T>(n, k, t.as_rows, arena);
+        std::memcpy(outside.p, y.p, std::size_t(d * k) * sizeof(T));
+        multiply<T>(d, k, n, key.t(), s, outside, -gain, true);
+        multiply<T>(n, k, d, key, outside, ky);
+        for (Int i = 0; i < n * k; ++i) ky.p[i] -= t.head.alpha * s.p[i];
+        t.solve(k, ky, step, arena);
+        for (Int i = 0; i < n * k; ++i) s.p[i] += step.p[i];
+    }
+    if (out.query || out.gain) {
+        T* wt = arena.take<T>(k * d);  // W' = P'K~
+        multiply<T>(k, d, n, t.coef.t(), key, rows_of(wt, d));
+        if (out.query) multiply<T>(m, d, k, t.grad, rows_of<const T>(wt, d), rows_of(out.query, d));
+        if (out.gain) {
+            T* ks = arena.take<T>(k * d);
+            multiply<T>(k, d, n, s.t(), key, rows_of(ks, d));
+            *out.gain = -dot_rows(k * d, ks, wt);
+        }
+    }
+    if (out.alpha) alpha_gradient(n * k, s.p, t.coef.p, out.alpha, out.alpha_terms);
+    if (out.key) {  // P y' - c (P s' + s P') K~
+        const Mat<T> both = rows_of(arena.take<T>(n * n), n), to = rows_of(out.key, d);
+        const In<T> st = transposed<T>(n, k, s, arena), pt = transposed<T>(n, k, t.coef, arena);
+        multiply<T>(n, n, k, t.coef, st, both);
+        multiply<T>(n, n, k, s, pt, both, 1, true);
+        multiply<T>(n, d, k, t.coef, transposed<T>(d, k, y, arena), to);
+        multiply<T>(n, d, n, both, key, to, -gain, true);
+        scale_rows(n, d, root_weight, to);
+    }
+    if (out.value) {
+        for (Int i = 0; i < n; ++i)
+            for (Int j = 0; j < k; ++j) out.value[i * k + j] = s(i, j);
+        scale_rows(n, k, root_weight, rows_of(out.value, k));
+    }
+}
+
+// column sums of an m x n matrix
+template <class T>
+T* sums(Int m, Int n, In<T> x, Arena& arena) {
+    T* sum = arena.zeros<T>(n);
+    for (Int i = 0; i < m; ++i)
+        for (Int j = 0; j < n; ++j) sum[j] += x.p[i * x.rs + j];
+    return sum;
+}
+
+// out = (Q - mu_K) W + mu_V with mu = sum_i w_i x_i / sum_i w_i: what the means pass on
+template <class T>
+void through_means(const RidgeArguments& a, const Task<T>& t, In<T> grad, const Wanted<T>& out, Arena& arena) {
+    const Int n = a.points, d = a.features, k = a.columns;
+    T* mean_key = sums<T>(a.queries, d, rows_of(out.query, d), arena);
+    T* mean_value = sums<T>(a.queries, k, grad, arena);
+    const T *key = sums<T>(n, d, rows_of(out.key, d), arena), *value = sums<T>(n, k, rows_of(out.value, k), arena);
+    for (Int j = 0; j < d; ++j) mean_key[j] = -mean_key[j] - key[j];
+    for (Int j = 0; j < k; ++j) mean_value[j] -= value[j];
+    for (Int i = 0; i < n; ++i) {
+        const T share = t.head.share[i];
+        for (Int j = 0; j < d; ++j) out.key[i * d + j] += share * mean_key[j];
+        for (Int j = 0; j < k; ++j) out.value[i * k + j] += share * mean_value[j];
+        if (out.weight)
+            out.weight[i] += (dot_rows(d, t.head.key.p + i * d, mean_key) +
+                              dot_rows(k, t.head.value.p + i * k, mean_value)) / t.head.total;
+    }
+}
+
+template <class T>
+Wanted<T> wanted(const RidgeArguments& a, Int b, Arena& arena) {
+    const Int n = a.points, m = a.queries, d = a.features, k = a.columns;
+    const auto& to = a.backward;
+    Wanted<T> out = {of_element<T>(to.query, b, m * d), of_element<T>(to.key, b, n * d), of_element<T>(to.value, b, n * k),
+                     of_element<T>(to.weight, b, n),    of_element<T>(to.alpha, b, 1),   of_element<T>(to.alpha_terms, b, 1),
+                     of_element<T>(to.gain, b, 1)};
+    if (a.intercept) {  // the means need all three
+        if (!out.query) out.query = arena.take<T>(m * d);
+        if (!out.key) out.key = arena.take<T>(n * d);
+        if (!out.value) out.value = arena.take<T>(n * k);
+    }
+    return out;
+}
+
+template <class T>
+int backward(const RidgeArguments& a, Int from, Int to) {
+    static thread_local Arena arena;
+    const Int n = a.dual ? a.points : a.features, m = a.queries, k = a.columns;
+    for (Int b = from; b < to; ++b) {
+        arena.reset();
+        Task<T> t;
+        t.head = head_of<T>(a, b);
+        if (a.intercept) centre(a, t.head, arena);
+        t.as_rows = !a.inverse;
+        t.coef = laid_out<T>(n, k, rows_of(static_cast<const T*>(a.coef) + b * n * k, k), t.as_rows, arena);
+        t.solve = saved_solver<T>(a, b, n, arena);
+        t.refined = entry<T>(a.backward.route, b, 0) == REFINED;
+        const In<T> grad = matrix_of<T>(a.backward.grad, b, a.inner);
+        t.grad = grad;
+        if (a.scale != 1) {
+            T* scaled = arena.take<T>(m * k);
+            for (Int i = 0; i < m; ++i)
+                for (Int j = 0; j < k; ++j) scaled[i * k + j] = T(a.scale) * grad(i, j);
+            t.grad = rows_of<const T>(scaled, k);
+        }
+        const Wanted<T> out = wanted<T>(a, b, arena);
+        if (a.dual) {
+            dual(a, t, out, arena);
+        } else {
+            primal(a, t, out, arena);
+        }
+        if (a.intercept) through_means(a, t, grad, out, arena);
+    }
+    arena.reset();
+    return PLAIN;
+}
+
+int ridge_backward(const RidgeArguments& a, Int from, Int to) {
+    return a.is_double ? backward<double>(a, from, to) : backward<float>(a, from, to);
+}
+
+}  // namespace INTENTION_ARCH

@@ -1,0 +1,300 @@
+// Products of small matrices that need no packing: C = scale A B, or C += scale A B.
+#pragma once
+
+#include "vector.h"
+
+namespace INTENTION_ARCH {
+
+// A matrix with any strides. A transpose costs nothing; which kernel runs depends on which strides are 1.
+template <class T>
+struct Mat {
+    T* p;
+    Int rs, cs;
+    Mat t() const { return {p, cs, rs}; }
+    Mat at(Int i, Int j) const { return {p + i * rs + j * cs, rs, cs}; }
+    T& operator()(Int i, Int j) const { return p[i * rs + j * cs]; }
+    operator Mat<const T>() const { return {p, rs, cs}; }
+};
+template <class T>
+inline Mat<T> rows_of(T* p, Int ld) {
+    return {p, ld, 1};
+}
+template <class T>
+using In = Mat<const T>;
+
+// Which part of C is wanted: all, or only j >= i (what is below may be overwritten or left as it is).
+enum Part { FULL, UPPER };
+
+// ---- vectors along the columns of B and C: R x (C vectors) sums in registers, entries of A broadcast ----
+
+template <class T, int R, int C, bool PART>
+void tile(Int depth, In<T> a, const T* b, Int ldb, T* c, Int ldc, int last, T scale, bool add) {
+    constexpr int W = WIDTH<T>;
+    Vec<T> sum[R][C] = {};
+    const T* ap = a.p;
+    for (Int l = 0; l < depth; ++l) {
+        Vec<T> row[C];
+#pragma GCC unroll 8
+        for (int v = 0; v < C; ++v) row[v] = PART && v == C - 1 ? load_part(b + v * W, last) : load<T>(b + v * W);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+            const T x = ap[r * a.rs];
+#pragma GCC unroll 8
+            for (int v = 0; v < C; ++v) sum[r][v] += x * row[v];
+        }
+        ap += a.cs;
+        b += ldb;
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+        for (int v = 0; v < C; ++v) {
+            T* to = c + r * ldc + v * W;
+            if (PART && v == C - 1) {
+                store_part(to, add ? load_part(to, last) + scale * sum[r][v] : scale * sum[r][v], last);
+            } else {
+                store<T>(to, add ? load<T>(to) + scale * sum[r][v] : scale * sum[r][v]);
+            }
+        }
+    }
+}
+
+template <class T>
+using Tile = void (*)(Int, In<T>, const T*, Int, T*, Int, int, T, bool);
+
+template <class T, int R>
+inline Tile<T> tile_of(int vectors, bool part) {
+    if constexpr (TILE_VECTORS >= 4) {
+        if (vectors == 4) return part ? tile<T, R, 4, true> : tile<T, R, 4, false>;
+        if (vectors == 3) return part ? tile<T, R, 3, true> : tile<T, R, 3, false>;
+    }
+    if (vectors == 2) return part ? tile<T, R, 2, true> : tile<T, R, 2, false>;
+    return part ? tile<T, R, 1, true> : tile<T, R, 1, false>;
+}
+
+template <class T>
+inline Tile<T> tile_of(int rows, int vectors, bool part) {
+    switch (rows) {
+        case 1: return tile_of<T, 1>(vectors, part);
+        case 2: return tile_of<T, 2>(vectors, part);
+        case 3: return tile_of<T, 3>(vectors, part);
+        case 4: return tile_of<T, 4>(vectors, part);
+        case 5: return tile_of<T, 5>(vectors, part);
+        default: return tile_of<T, 6>(vectors, part);
+    }
+}
+
+// One column of tiles: n <= one tile of columns.
+template <class T>
+inline void column_of_tiles(Int m, Int n, Int depth, In<T> a, const T* b, Int ldb, T* c, Int ldc, T scale, bool add) {
+    constexpr int W = WIDTH<T>;
+    const int vectors = int(ceil_div(n, W)), last = int(n - (vectors - 1) * W);
+    const Int step = ceil_div(m, ceil_div(m, TILE_ROWS));  // equal heights: a lone last row would waste registers
+    for (Int i = 0; i < m; i += step) {
+        const int rows = int(smaller(step, m - i));
+        tile_of<T>(rows, vectors, last < W)(depth, a.at(i, 0), b, ldb, c + i * ldc, ldc, last, scale, add);
+    }
+}
+
+constexpr Int DEPTH = 256;  // rows of B that are used again while they are near
+
+// Wide B: columns of one tile at a time, copied so that its rows lie side by side.
+template <class T>
+void wide(Int m, Int n, Int depth, In<T> a, const T* b, Int ldb, T* c, Int ldc, T scale, bool add) {
+    constexpr Int COLUMNS = TILE_VECTORS * WIDTH<T>;
+    alignas(64) T panel[DEPTH * COLUMNS];
+    for (Int j = 0; j < n; j += COLUMNS) {
+        const Int columns = smaller(COLUMNS, n - j);
+        for (Int l = 0; l < depth; ++l)
+            for (Int i = 0; i < columns; ++i) panel[l * COLUMNS + i] = b[l * ldb + j + i];
+        column_of_tiles(m, columns, depth, a, panel, COLUMNS, c + j, ldc, scale, add);
+    }
+}
+
+template <class T>
+void by_rows(Int m, Int n, Int depth, In<T> a, const T* b, Int ldb, T* c, Int ldc, T scale, bool add, Part part) {
+    constexpr Int COLUMNS = TILE_VECTORS * WIDTH<T>;
+    for (Int l = 0; l < depth; l += DEPTH, add = true) {
+        const Int some = smaller(DEPTH, depth - l);
+        const In<T> al = a.at(0, l);
+        const T* bl = b + l * ldb;
+        if (part == UPPER) {
+            for (Int i = 0; i < m; i += TILE_ROWS)
+                for (Int j = i / WIDTH<T> * WIDTH<T>; j < n; j += COLUMNS)
+                    column_of_tiles(smaller<Int>(TILE_ROWS, m - i), smaller(COLUMNS, n - j), some, al.at(i, 0), bl + j,
+                                    ldb, c + i * ldc + j, ldc, scale, add);
+        } else if (m >= 32 && n > COLUMNS && some > 8) {
+            wide(m, n, some, al, bl, ldb, c, ldc, scale, add);
+        } else {
+            for (Int j = 0; j < n; j += COLUMNS)
+                column_of_tiles(m, smaller(COLUMNS, n - j), some, al, bl + j, ldb, c + j, ldc, scale, add);
+        }
+    }
+}
+
+// ---- vectors along the depth: A and B' both have contiguous rows, C may have any strides ----
+
+template <class T, int R, int S>
+void dots(Int depth, const T* a, Int lda, const T* b, Int ldb, Mat<T> c, T scale, bool add) {
+    constexpr int W = WIDTH<T>;
+    Vec<T> sum[R][S] = {};
+    Int l = 0;
+    for (; l + W <= depth; l += W) {
+        Vec<T> x[R];
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) x[r] = load<T>(a + r * lda + l);
+#pragma GCC unroll 8
+        for (int s = 0; s < S; ++s) {
+            const Vec<T> y = load<T>(b + s * ldb + l);
+#pragma GCC unroll 8
+            for (int r = 0; r < R; ++r) sum[r][s] += x[r] * y;
+        }
+    }
+    if (const int rest = int(depth - l)) {
+        Vec<T> x[R];
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) x[r] = load_part(a + r * lda + l, rest);
+#pragma GCC unroll 8
+        for (int s = 0; s < S; ++s) {
+            const Vec<T> y = load_part(b + s * ldb + l, rest);
+#pragma GCC unroll 8
+            for (int r = 0; r < R; ++r) sum[r][s] += x[r] * y;
+        }
+    }
+#pragma GCC unroll 8
+    for (int s = 0; s < S; ++s) {
+        T out[4];
+        const Vec<T> none = {};
+        sums_of_four<T>(sum[0][s], R > 1 ? sum[R > 1][s] : none, R > 2 ? sum[R > 2 ? 2 : 0][s] : none,
+                        R > 3 ? sum[R > 3 ? 3 : 0][s] : none, out);
+        for (int r = 0; r < R; ++r) c(r, s) = add ? c(r, s) + scale * out[r] : scale * out[r];
+    }
+}
+
+template <class T>
+using Dots = void (*)(Int, const T*, Int, const T*, Int, Mat<T>, T, bool);
+
+template <class T, int R>
+inline Dots<T> dots_of(int columns) {
+    if constexpr (DOT_COLUMNS >= 5) {
+        if (columns == 5) return dots<T, R, 5>;
+        if (columns == 4) return dots<T, R, 4>;
+        if (columns == 3) return dots<T, R, 3>;
+    }
+    return columns == 2 ? dots<T, R, 2> : dots<T, R, 1>;
+}
+
+template <class T>
+inline Dots<T> dots_of(int rows, int columns) {
+    switch (rows) {
+        case 1: return dots_of<T, 1>(columns);
+        case 2: return dots_of<T, 2>(columns);
+        case 3: return dots_of<T, 3>(columns);
+        default: return dots_of<T, 4>(columns);
+    }
+}
+
+constexpr Int LONG = 512;  // entries of a row that are used again while they are near
+
+template <class T>
+void by_dots(Int m, Int n, Int depth, const T* a, Int lda, const T* b, Int ldb, Mat<T> c, T scale, bool add, Part part) {
+    const Int columns = ceil_div(n, ceil_div(n, DOT_COLUMNS));
+    for (Int l = 0; l < depth; l += LONG, add = true) {
+        const Int some = smaller(LONG, depth - l);
+        for (Int i = 0; i < m; i += DOT_ROWS) {
+            const int rows = int(smaller<Int>(DOT_ROWS, m - i));
+            for (Int j = part == UPPER ? i / columns * columns : 0; j < n; j += columns) {
+                const int now = int(smaller(columns, n - j));
+                dots_of<T>(rows, now)(some, a + i * lda + l, lda, b + j * ldb + l, ldb, c.at(i, j), scale, add);
+            }
+        }
+    }
+}
+
+template <class T>
+void by_entries(Int m, Int n, Int depth, In<T> a, In<T> b, Mat<T> c, T scale, bool add) {
+    for (Int i = 0; i < m; ++i)
+        for (Int j = 0; j < n; ++j) {
+            T sum = 0;
+            for (Int l = 0; l < depth; ++l) sum += a(i, l) * b(l, j);
+            c(i, j) = add ? c(i, j) + scale * sum : scale * sum;
+        }
+}
+
+// C (m x n) = scale A (m x depth) B (depth x n), or += if `add`, by the cheapest kernel that the strides allow.
+template <class T>
+void multiply(Int m, Int n, Int depth, In<T> a, In<T> b, Mat<T> c, T scale = 1, bool add = false, Part part = FULL) {
+    if (m == 0 || n == 0) return;
+    if (n == 1) b.cs = c.cs = 1;
+    if (m == 1) a.rs = c.rs = 1;
+    if (depth == 1) a.cs = b.rs = 1;
+    constexpr Int W = WIDTH<T>, NEVER = INT64_MAX;
+    const Int rows = b.cs == 1 && c.cs == 1 ? m * ceil_div(n, W) * depth : NEVER;
+    const Int columns = a.rs == 1 && c.rs == 1 && part == FULL ? n * ceil_div(m, W) * depth : NEVER;
+    const Int dot = a.cs == 1 && b.rs == 1 ? m * n * (ceil_div(depth, W) + 4) : NEVER;
+    if (depth > 0 && rows != NEVER && rows <= columns && rows <= dot) {
+        by_rows<T>(m, n, depth, a, b.p, b.rs, c.p, c.rs, scale, add, part);
+    } else if (depth > 0 && columns != NEVER && columns <= dot) {
+        by_rows<T>(n, m, depth, b.t(), a.p, a.cs, c.p, c.cs, scale, add, FULL);
+    } else if (depth > 0 && dot != NEVER) {
+        by_dots<T>(m, n, depth, a.p, a.rs, b.p, b.cs, c, scale, add, part);
+    } else {
+        by_entries<T>(m, n, depth, a, b, c, scale, add);
+    }
+}
+
+#ifdef INTENTION_SHUFFLE
+template <class T, int H, int... I>
+inline void swap_blocks(Vec<T>& a, Vec<T>& b, Indices<I...>) {
+    constexpr int W = WIDTH<T>;
+    const Vec<T> first = __builtin_shufflevector(a, b, (I / H % 2 == 0 ? I : W + I - H)...);
+    b = __builtin_shufflevector(a, b, (I / H % 2 == 0 ? I + H : W + I)...);
+    a = first;
+}
+template <class T, int H>
+inline void transpose_square(Vec<T>* x) {
+    constexpr int W = WIDTH<T>;
+#pragma GCC unroll 16
+    for (int r = 0; r < W; ++r)
+        if (r % (2 * H) < H) swap_blocks<T, H>(x[r], x[r + H], typename Count<W>::type());
+    if constexpr (H > 1) transpose_square<T, H / 2>(x);
+}
+
+// A square of one register's width: rows are loaded, turned within registers and stored.
+template <class T>
+inline void transpose_block(int m, int n, const T* from, Int ld, T* to, Int ldt) {
+    constexpr int W = WIDTH<T>;
+    Vec<T> x[W];
+    const Vec<T> none = {};
+#pragma GCC unroll 16
+    for (int r = 0; r < W; ++r) x[r] = r >= m ? none : n < W ? load_part(from + r * ld, n) : load<T>(from + r * ld);
+    transpose_square<T, W / 2>(x);
+#pragma GCC unroll 16
+    for (int r = 0; r < W; ++r) {
+        if (r >= n) break;
+        if (m < W) {
+            store_part(to + r * ldt, x[r], m);
+        } else {
+            store<T>(to + r * ldt, x[r]);
+        }
+    }
+}
+#else
+template <class T>
+inline void transpose_block(int m, int n, const T* from, Int ld, T* to, Int ldt) {
+    for (int r = 0; r < m; ++r)
+        for (int s = 0; s < n; ++s) to[s * ldt + r] = from[r * ld + s];
+}
+#endif
+
+// to (n x m) = from (m x n)'
+template <class T>
+void transpose(Int m, Int n, const T* from, Int ld, T* to, Int ldt) {
+    constexpr Int W = WIDTH<T>;
+    for (Int i = 0; i < m; i += W)
+        for (Int j = 0; j < n; j += W)
+            transpose_block<T>(int(smaller(W, m - i)), int(smaller(W, n - j)), from + i * ld + j, ld, to + j * ldt + i,
+                               ldt);
+}
+
+}  // namespace INTENTION_ARCH

@@ -1,0 +1,35 @@
+// Sigma^-1 times a matrix, from the inverse or from X = U^-T (Sigma^-1 = X'X).
+#pragma once
+
+#include "arena.h"
+#include "factor.h"
+
+namespace INTENTION_ARCH {
+
+template <class T>
+struct Solver {
+    Int n;
+    In<T> x, inverse;  // one of them may be missing (null)
+
+    // out = Sigma^-1 b, both n x k and in the same layout: one of their strides is 1.
+    void operator()(Int k, In<T> b, Mat<T> out, Arena& arena) const {
+        if (inverse.p && b.cs == 1 && k > 1) {
+            multiply<T>(n, k, n, inverse, b, out);
+        } else if (inverse.p) {
+            multiply<T>(k, n, n, b.t(), inverse, out.t());
+        } else {
+            const Mat<T> half = rows_of(arena.take<T>(k * n), n);
+            multiply<T>(k, n, n, b.t(), x.t(), half);
+            multiply<T>(k, n, n, half, x, out.t());
+        }
+    }
+};
+
+// With few columns everything n x k is kept as k rows, so that vectors lie along the longer side.
+template <class T>
+Mat<T> columns(Int n, Int k, bool as_rows, Arena& arena) {
+    T* p = arena.take<T>(n * k);
+    return as_rows ? Mat<T>{p, 1, n} : Mat<T>{p, k, 1};
+}
+
+}  // namespace INTENTION_ARCH
