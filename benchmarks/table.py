@@ -207,6 +207,50 @@ def causal_memory(result: dict[str, Any]) -> str:
     return markdown(["tokens", "state of 8 heads", "peak of the process"], body)
 
 
+def native_rows(result: dict[str, Any], part: str) -> dict[tuple[Any, ...], dict[int, dict[str, Any]]]:
+    """(shape, pass) -> threads -> row"""
+    found: dict[tuple[Any, ...], dict[int, dict[str, Any]]] = {}
+    for row in result[part]:
+        found.setdefault((tuple(row["shape"]), row["pass"]), {})[row["threads"]] = row
+    return found
+
+
+def share(result: dict[str, Any], row: dict[str, Any]) -> str:
+    """Of the peak, in the forward; how much a backward computes depends on what is asked for."""
+    if row["pass"] != "fwd":
+        return ""
+    return f"{row['flop']['intention'] / row['seconds']['native'] / result['peak'][str(row['threads'])]:.0%}"
+
+
+def native_part(result: dict[str, Any], part: str) -> str:
+    goals = {tuple(row["shape"]): (row["prototype"], row["aim"]) for row in result["goals"] if part == "shapes"}
+    head = ["(batch·heads, N, M, d, k)", "pass", "SDPA ms", "kernels", "in torch", "kernels, 2 threads"]
+    counted = part != "causal"
+    head += ["share of peak", "FLOP / SDPA's"] if counted else []
+    head += ["prototype", "aim"] if goals else []
+    body = []
+    for (shape, label), by_threads in native_rows(result, part).items():
+        row, two = by_threads[1], by_threads[2]
+        times = row["seconds"]
+        cells = [str(shape), label, f"{times['sdpa'] * 1e3:.2f}", ratio(times, "native"), ratio(times, "torch")]
+        cells.append(ratio(two["seconds"], "native"))
+        if counted:
+            flop = row["flop"]
+            cells += [share(result, row), f"{flop['intention'] / flop['sdpa']:.2g}" if label == "fwd" else ""]
+        if goals:
+            cells += [f"{of[label != 'fwd']:g}" for of in goals[shape]]
+        body.append(cells)
+    return markdown(head, body)
+
+
+def native_about(result: dict[str, Any]) -> str:
+    speeds = {threads: f"{speed / 1e9:.0f} GFLOP/s" for threads, speed in result["peak"].items()}
+    return (
+        f"torch {result['torch']}, {result['machine']}, kernels of {result['arch']}, float32, alpha = 1. Peak is a product "
+        f"of two 1024 x 1024 matrices: {speeds['1']} with one thread, {speeds['2']} with two."
+    )
+
+
 def fill(path: Path, name: str, text: str) -> None:
     """Replace what stands between the markers `name`."""
     old = path.read_text(encoding="utf-8")
@@ -244,6 +288,11 @@ def main() -> None:
     fill(page, "speed", causal_speed(result))
     fill(page, "accuracy", causal_accuracy(result))
     fill(page, "memory", causal_memory(result))
+    result = json.loads((ROOT / "benchmarks" / "results" / "native.json").read_text())
+    page = ROOT / "docs" / "native.md"
+    fill(page, "about", native_about(result))
+    for part in ("shapes", "sigma", "heads", "causal"):
+        fill(page, part, native_part(result, part))
 
 
 if __name__ == "__main__":
