@@ -246,8 +246,8 @@ def native_part(result: dict[str, Any], part: str) -> str:
 def native_about(result: dict[str, Any]) -> str:
     speeds = {threads: f"{speed / 1e9:.0f} GFLOP/s" for threads, speed in result["peak"].items()}
     return (
-        f"torch {result['torch']}, {result['machine']}, kernels of {result['arch']}, float32, alpha = 1. Peak is a product "
-        f"of two 1024 x 1024 matrices: {speeds['1']} with one thread, {speeds['2']} with two."
+        f"torch {result['torch']}, {result['machine']}, kernels of {result['arch']}, float32, alpha = 1. Peak is a "
+        f"product of two 1024 x 1024 matrices: {speeds['1']} with one thread, {speeds['2']} with two."
     )
 
 

@@ -61,6 +61,48 @@ bool inverse(Int n, T* a, T* half, T* out, Int ldo, T* inverse_root) {
     return true;
 }
 
+// ---- triangles -----------------------------------------------------------------------------------------------------
+
+constexpr Int STRIP = 16;  // rows of a triangle that are made together
+
+// C = tril(A B), for a C of n rows and columns.
+template <class T>
+void lower_of(Int n, Int depth, In<T> a, In<T> b, Mat<T> c) {
+    for (Int i = 0; i < n; i += STRIP) {
+        const Int rows = smaller(STRIP, n - i);
+        multiply<T>(rows, i + rows, depth, a.at(i, 0), b, c.at(i, 0));
+        for (Int r = i; r < i + rows; ++r)
+            for (Int j = r + 1; j < i + rows; ++j) c(r, j) = 0;
+    }
+}
+
+// C = triu(A B)
+template <class T>
+void upper_of(Int n, Int depth, In<T> a, In<T> b, Mat<T> c) {
+    for (Int i = 0; i < n; i += STRIP) {
+        const Int rows = smaller(STRIP, n - i);
+        multiply<T>(rows, n - i, depth, a.at(i, 0), b.at(0, i), c.at(i, i));
+        for (Int r = i; r < i + rows; ++r)
+            for (Int j = i; j < r; ++j) c(r, j) = 0;
+    }
+}
+
+// C = scale L X or C += scale L X for a lower L as `lower_of` leaves it.
+template <class T>
+void lower_times(Int n, Int columns, In<T> l, In<T> x, Mat<T> c, T scale, bool add) {
+    for (Int i = 0; i < n; i += STRIP) {
+        const Int rows = smaller(STRIP, n - i);
+        multiply<T>(rows, columns, i + rows, l.at(i, 0), x, c.at(i, 0), scale, add);
+    }
+}
+
+// C = U X for an upper U as `upper_of` leaves it.
+template <class T>
+void upper_times(Int n, Int columns, In<T> u, In<T> x, Mat<T> c) {
+    for (Int i = 0; i < n; i += STRIP)
+        multiply<T>(smaller(STRIP, n - i), columns, n - i, u.at(i, i), x.at(i, 0), c.at(i, 0));
+}
+
 // ---- one sequence --------------------------------------------------------------------------------------------------
 
 template <class S>
@@ -79,7 +121,8 @@ struct Sums {  // of all tokens so far
 // What the blocks of a chunk work with, in the precision of the chunk.
 template <class T>
 struct Work {
-    T *query, *key, *value;  // (BLOCK, d), (BLOCK, d), (BLOCK, k)
+    T *query, *key, *value;  // (BLOCK, d), (BLOCK, d), (BLOCK, k): room for copies
+    In<T> queries, keys, values;
     T *both, *pair, *inner, *seen, *answer;
     T *gram, *cross, *half, *pivots;  // sums of a chunk; the first also serves `inverse`
     void place(Arena& s, Int d, Int k) {
@@ -99,13 +142,21 @@ void copy_rows(Int n, Int columns, const S* from, Int row, const S* weight, T* t
     }
 }
 
-// Tokens at `first` into the work space: keys and values times the root of their weight.
 template <class T, class S>
-void load_block(const Sequence<S>& s, Int first, Int n, const Work<T>& w) {
+In<T> in_place_or_copied(Int n, Int columns, const S* from, Int row, const S* weight, T* room) {
+    if constexpr (sizeof(T) == sizeof(S))
+        if (!weight) return rows_of<const T>(from, row);
+    copy_rows<T, S>(n, columns, from, row, weight, room);
+    return rows_of<const T>(room, columns);
+}
+
+// The tokens at `first`, in the precision of the work: keys and values times the root of their weight.
+template <class T, class S>
+void load_block(const Sequence<S>& s, Int first, Int n, Work<T>& w) {
     const S* weight = s.weight ? s.weight + first : nullptr;
-    copy_rows<T, S>(n, s.d, s.query + first * s.query_row, s.query_row, nullptr, w.query);
-    copy_rows<T, S>(n, s.d, s.key + first * s.key_row, s.key_row, weight, w.key);
-    if (s.k) copy_rows<T, S>(n, s.k, s.value + first * s.value_row, s.value_row, weight, w.value);
+    w.queries = in_place_or_copied<T, S>(n, s.d, s.query + first * s.query_row, s.query_row, nullptr, w.query);
+    w.keys = in_place_or_copied<T, S>(n, s.d, s.key + first * s.key_row, s.key_row, weight, w.key);
+    if (s.k) w.values = in_place_or_copied<T, S>(n, s.k, s.value + first * s.value_row, s.value_row, weight, w.value);
 }
 
 // The largest diagonal entries of Sigma before and after a chunk.
@@ -156,10 +207,10 @@ double fit_before(const Sequence<S>& s, const Sums& sums, const Work<T>& w) {
 template <class T>
 void fit_block(Int n, Int d, Int k, T gain, const Work<T>& w) {
     const Int width = padded<T>(d + k);
-    const In<T> key = rows_of<const T>(w.key, d);
+    const In<T> key = w.keys;
     multiply<T>(n, width, d, key, rows_of<const T>(w.both, width), rows_of(w.pair, width));  // [K P, -K W]
     for (Int i = 0; i < n; ++i)
-        for (Int j = 0; j < k; ++j) w.pair[i * width + d + j] = gain * w.pair[i * width + d + j] + w.value[i * k + j];
+        for (Int j = 0; j < k; ++j) w.pair[i * width + d + j] = gain * w.pair[i * width + d + j] + w.values(i, j);
     const Int size = padded<T>(n);
     multiply<T>(n, n, d, rows_of<const T>(w.pair, width), key.t(), rows_of(w.inner, size), gain, false, UPPER);
     for (Int i = 0; i < size; ++i)
@@ -182,30 +233,24 @@ void pass_block(Int n, Int d, Int k, T gain, const Work<T>& w) {
     multiply<T>(d, k, n, pair.t(), pair.at(0, d), rows_of(w.both + d, width), T(-1), true);
 }
 
-template <class T>
-void keep_lower(Int n, T* x, Int ld) {
-    for (Int i = 0; i < n; ++i)
-        for (Int j = i + 1; j < n; ++j) x[i * ld + j] = 0;
-}
-
 // x_t A_t^-1 for rows x_t (n, d).
 template <class T>
-void transformed(Int n, Int d, Int k, T gain, const T* x, const T* both, const T* pair, T* seen, T* out) {
+void transformed(Int n, Int d, Int k, T gain, In<T> x, const T* both, const T* pair, T* seen, T* out) {
     const Int width = padded<T>(d + k);
-    multiply<T>(n, n, d, rows_of<const T>(x, d), rows_of<const T>(pair, width).t(), rows_of(seen, n));
-    keep_lower(n, seen, n);
-    multiply<T>(n, d, d, rows_of<const T>(x, d), rows_of<const T>(both, width), rows_of(out, d));
-    multiply<T>(n, d, n, rows_of<const T>(seen, n), rows_of<const T>(pair, width), rows_of(out, d), -gain, true);
+    const In<T> rows = rows_of<const T>(pair, width);
+    lower_of<T>(n, d, x, rows.t(), rows_of(seen, n));
+    multiply<T>(n, d, d, x, rows_of<const T>(both, width), rows_of(out, d));
+    lower_times<T>(n, d, rows_of<const T>(seen, n), rows, rows_of(out, d), -gain, true);
 }
 
 template <class T>
 void answers(Int n, Int d, Int k, T gain, const Work<T>& w) {
     const Int width = padded<T>(d + k);
-    if (k == 0) return transformed(n, d, k, gain, w.query, w.both, w.pair, w.seen, w.answer);
-    multiply<T>(n, n, d, rows_of<const T>(w.query, d), rows_of<const T>(w.pair, width).t(), rows_of(w.seen, n));
-    keep_lower(n, w.seen, n);
-    multiply<T>(n, k, d, rows_of<const T>(w.query, d), rows_of<const T>(w.both + d, width), rows_of(w.answer, k), T(-1));
-    multiply<T>(n, k, n, rows_of<const T>(w.seen, n), rows_of<const T>(w.pair + d, width), rows_of(w.answer, k), T(1), true);
+    if (k == 0) return transformed<T>(n, d, k, gain, w.queries, w.both, w.pair, w.seen, w.answer);
+    const In<T> pair = rows_of<const T>(w.pair, width);
+    lower_of<T>(n, d, w.queries, pair.t(), rows_of(w.seen, n));
+    multiply<T>(n, k, d, w.queries, rows_of<const T>(w.both + d, width), rows_of(w.answer, k), T(-1));
+    lower_times<T>(n, k, rows_of<const T>(w.seen, n), pair.at(0, d), rows_of(w.answer, k), T(1), true);
 }
 
 template <class T>
@@ -235,7 +280,7 @@ struct Kept {
 
 // Answers of a chunk, or, with `kept`, its fits.
 template <class T, class S>
-void run_chunk(const Sequence<S>& s, Int first, Int count, Sums& sums, bool last, const Work<T>& w, Arena& scratch,
+void run_chunk(const Sequence<S>& s, Int first, Int count, Sums& sums, bool last, Work<T>& w, Arena& scratch,
                S* out, Kept* kept) {
     const Int d = s.d, k = s.k, width = padded<T>(d + k), columns = k ? k : d;
     const T gain = T(s.gain);
@@ -259,9 +304,8 @@ void run_chunk(const Sequence<S>& s, Int first, Int count, Sums& sums, bool last
         }
         if (!end) pass_block<T>(n, d, k, gain, w);
         if (!last) {
-            const In<T> key = rows_of<const T>(w.key, d);
-            multiply<T>(d, d, n, key.t(), key, rows_of(w.gram, d), T(1), at > first, UPPER);
-            multiply<T>(d, k, n, key.t(), rows_of<const T>(w.value, k), rows_of(w.cross, k), T(1), at > first);
+            multiply<T>(d, d, n, w.keys.t(), w.keys, rows_of(w.gram, d), T(1), at > first, UPPER);
+            multiply<T>(d, k, n, w.keys.t(), w.values, rows_of(w.cross, k), T(1), at > first);
         }
     }
     if (!last) add_chunk<T>(d, k, w, sums);
@@ -336,12 +380,6 @@ struct Pull {
     }
 };
 
-template <class T>
-void keep_upper(Int n, T* x) {
-    for (Int i = 0; i < n; ++i)
-        for (Int j = 0; j < i; ++j) x[i * n + j] = 0;
-}
-
 // x = sums (count,) in the precision of the chunk.
 template <class T>
 void narrowed(const double* sums, T* x, Int count) {
@@ -352,13 +390,13 @@ void narrowed(const double* sums, T* x, Int count) {
 template <class T>
 void solve_chunk(Int n, Int d, Int k, T gain, const T* both, const T* pair, const Pull<T>& p) {
     const Int width = padded<T>(d + k);
-    transformed<T>(n, d, k, gain, p.query, both, pair, p.seen, p.z);
-    if (k == 0) return transformed<T>(n, d, k, gain, p.grad, both, pair, p.seen, p.r);
-    const In<T> grad = rows_of<const T>(p.grad, k), rest = rows_of<const T>(pair + d, width);
-    multiply<T>(n, n, k, grad, rest.t(), rows_of(p.seen, n));
-    keep_lower(n, p.seen, n);
+    const In<T> query = rows_of<const T>(p.query, d), grad = rows_of<const T>(p.grad, k ? k : d);
+    transformed<T>(n, d, k, gain, query, both, pair, p.seen, p.z);
+    if (k == 0) return transformed<T>(n, d, k, gain, grad, both, pair, p.seen, p.r);
+    const In<T> rows = rows_of<const T>(pair, width);
+    lower_of<T>(n, k, grad, rows.at(0, d).t(), rows_of(p.seen, n));
     multiply<T>(n, d, k, grad, rows_of<const T>(both + d, width).t(), rows_of(p.r, d), T(-1));
-    multiply<T>(n, d, n, rows_of<const T>(p.seen, n), rows_of<const T>(pair, width), rows_of(p.r, d), T(1), true);
+    lower_times<T>(n, d, rows_of<const T>(p.seen, n), rows, rows_of(p.r, d), T(1), true);
 }
 
 // one = sum z_t (r_t k_s), two = sum r_t (z_t k_s), whole = sum z_t (g_t v_s), values = sum g_t (z_t k_s), over t >= s.
@@ -366,24 +404,22 @@ template <class T>
 void sum_chunk(Int n, Int d, Int k, const Later& later, const Pull<T>& p) {
     const In<T> key = rows_of<const T>(p.key, d), z = rows_of<const T>(p.z, d), r = rows_of<const T>(p.r, d);
     const In<T> seen = rows_of<const T>(p.seen, n), also = rows_of<const T>(p.also, n), gram = rows_of<const T>(p.gram, d);
-    multiply<T>(n, n, d, key, z.t(), rows_of(p.seen, n));
-    multiply<T>(n, n, d, key, r.t(), rows_of(p.also, n));
-    keep_upper(n, p.seen), keep_upper(n, p.also);
+    upper_of<T>(n, d, key, z.t(), rows_of(p.seen, n));
+    upper_of<T>(n, d, key, r.t(), rows_of(p.also, n));
     narrowed(later.gram, p.gram, d * d);
-    multiply<T>(n, d, n, also, z, rows_of(p.one, d));
+    upper_times<T>(n, d, also, z, rows_of(p.one, d));
     multiply<T>(n, d, d, key, gram.t(), rows_of(p.one, d), T(1), true);
-    multiply<T>(n, d, n, seen, r, rows_of(p.two, d));
+    upper_times<T>(n, d, seen, r, rows_of(p.two, d));
     multiply<T>(n, d, d, key, gram, rows_of(p.two, d), T(1), true);
     multiply<T>(d, d, n, z.t(), r, rows_of(p.gram, d));
     add_to(later.gram, p.gram, d * d);
     if (k == 0) return;
     const In<T> value = rows_of<const T>(p.value, k), grad = rows_of<const T>(p.grad, k), cross = rows_of<const T>(p.cross, k);
     narrowed(later.cross, p.cross, d * k);
-    multiply<T>(n, k, n, seen, grad, rows_of(p.values, k));
+    upper_times<T>(n, k, seen, grad, rows_of(p.values, k));
     multiply<T>(n, k, d, key, cross, rows_of(p.values, k), T(1), true);
-    multiply<T>(n, n, k, value, grad.t(), rows_of(p.also, n));
-    keep_upper(n, p.also);
-    multiply<T>(n, d, n, also, z, rows_of(p.whole, d));
+    upper_of<T>(n, k, value, grad.t(), rows_of(p.also, n));
+    upper_times<T>(n, d, also, z, rows_of(p.whole, d));
     multiply<T>(n, d, k, value, cross.t(), rows_of(p.whole, d), T(1), true);
     multiply<T>(d, k, n, z.t(), grad, rows_of(p.cross, k));
     add_to(later.cross, p.cross, d * k);
