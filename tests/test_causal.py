@@ -121,6 +121,16 @@ def test_blocks_chunks_and_spans_do_not_show(batch: int, values: bool) -> None:
             torch.testing.assert_close(got, expected, atol=1e-8, rtol=1e-7)
 
 
+@pytest.mark.parametrize("shape", [(0, 5, 3, 2), (2, 0, 3, 2), (2, 5, 3, 0)])
+def test_empty_tensors(shape: tuple[int, int, int, int]) -> None:
+    b, n, d, k = shape
+    own = [torch.randn(b, n, size, requires_grad=True) for size in (d, d, k)]
+    out = causal_intention(*own, alpha=torch.ones(b, requires_grad=True))
+    assert out.shape == (b, n, k)
+    grads = torch.autograd.grad(out.sum(), own)
+    assert all(grad.shape == x.shape for grad, x in zip(grads, own, strict=True))
+
+
 def solved(there: list[int], *own: Tensor) -> Tensor:
     nine: list[Tensor | None] = [None] * 9
     for i, x in zip(there, own, strict=True):

@@ -58,6 +58,9 @@ def solve_causal(tokens: Tokens) -> tuple[Tensor, Report]:
         return out, Report(route * (FLOAT64 - PRIMAL) + PRIMAL, ratio, error + torch.finfo(out.dtype).eps)
     answered = tokens.query if tokens.value is None else tokens.value
     out = torch.empty_like(answered, memory_format=torch.contiguous_format)
+    if not (out.shape[0] and out.shape[1]):
+        one = torch.ones_like(tokens.alpha)
+        return out, Report(PRIMAL * one, one, torch.finfo(out.dtype).eps * one)
     reports = [_solve_group(_sequences(tokens, group), out[group]) for group in _groups(tokens)]
     return out, Report(*(torch.cat(parts) for parts in zip(*reports, strict=True)))
 
@@ -87,6 +90,8 @@ def pull_causal(grad: Tensor, tokens: Tokens) -> Tokens:
     if (found := native.backward(grad, *tokens)) is not None:
         pulled = Pulled(*found[:6])  # type: ignore[arg-type] - without weights their gradient is not asked for
         return _grads([pulled], Later(found.cross, found.gram), tokens)
+    if not (tokens.key.shape[0] and tokens.key.shape[1]):
+        return Tokens(*(None if x is None else torch.zeros_like(x) for x in tokens))  # type: ignore[arg-type]
     parts = [_pull_group(grad[group], _sequences(tokens, group)) for group in _groups(tokens)]
     return Tokens(*(None if xs[0] is None else torch.cat(xs) for xs in zip(*parts, strict=True)))  # type: ignore[arg-type]
 
