@@ -53,7 +53,7 @@ def solve_causal(tokens: Tokens) -> tuple[Tensor, Report]:
     """Answers (B, N, k), or (B, N, d) without values; the report tells per sequence the worst of its chunks."""
     answered = tokens.query if tokens.value is None else tokens.value
     out = torch.empty_like(answered, memory_format=torch.contiguous_format)
-    if not out.shape[1]:
+    if not (out.shape[0] and out.shape[1]):
         one = torch.ones_like(tokens.alpha)
         return out, Report(PRIMAL * one, one, torch.finfo(out.dtype).eps * one)
     reports = [_solve_group(_sequences(tokens, group), out[group]) for group in _groups(tokens)]
@@ -82,7 +82,7 @@ def _solve_group(tokens: Tokens, out: Tensor) -> Report:
 @no_autocast
 def pull_causal(grad: Tensor, tokens: Tokens) -> Tokens:
     """The gradients of all tensors of `tokens`, in the precisions of the forward."""
-    if not tokens.key.shape[1]:
+    if not (tokens.key.shape[0] and tokens.key.shape[1]):
         return Tokens(*(None if x is None else torch.zeros_like(x) for x in tokens))  # type: ignore[arg-type]
     parts = [_pull_group(grad[group], _sequences(tokens, group)) for group in _groups(tokens)]
     return Tokens(*(None if xs[0] is None else torch.cat(xs) for xs in zip(*parts, strict=True)))  # type: ignore[arg-type]
