@@ -218,4 +218,4 @@ def _grads(pulled: list[Pulled], later: Later, tokens: Tokens) -> Tokens:
 
 def _join(parts: list[Tensor], tokens: Tokens) -> Tensor:
     """(B, N, ...) of flat chunks."""
-    return torch.cat([part.reshape(len(tokens.key), -1, *part.shape[2:]) for part in parts], 1)
+    return torch.cat([part.unflatten(0, (len(tokens.key), -1)).flatten(1, 2) for part in parts], 1)
