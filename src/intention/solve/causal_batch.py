@@ -226,5 +226,5 @@ def _grads(pulled: list[Pulled], later: Later, tokens: Tokens) -> Tokens:
 
 def _join(parts: list[Tensor], tokens: Tokens) -> Tensor:
     """(B, N, ...) of flat chunks."""
-    flat = [part.reshape(len(tokens.key), -1, *part.shape[2:]) for part in parts]
+    flat = [part.unflatten(0, (len(tokens.key), -1)).flatten(1, 2) for part in parts]
     return flat[0] if len(flat) == 1 else torch.cat(flat, 1)
