@@ -14,7 +14,15 @@ from intention.solve.native import library
 
 pytestmark = pytest.mark.skipif(library.library() is None, reason="there are no compiled kernels")
 
-SIZES = [(2, 1, 3, 2), (2, 31, 5, 7), (1, 33, 16, 16), (3, 129, 17, 5), (2, 700, 12, 3), (2, 300, 64, 64), (1, 65, 33, 1)]
+SIZES = [
+    (2, 1, 3, 2),
+    (2, 31, 5, 7),
+    (1, 33, 16, 16),
+    (3, 129, 17, 5),
+    (2, 700, 12, 3),
+    (2, 300, 64, 64),
+    (1, 65, 33, 1),
+]
 
 
 def draw(b: int, n: int, d: int, k: int, dtype: torch.dtype, values: bool, everything: bool) -> Tokens:
