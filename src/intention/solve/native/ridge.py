@@ -122,10 +122,10 @@ def forward(problem: Problem, plan: Plan) -> Found | None:
         return None
     query, columns, size, batch = problem.query, problem.value.shape[-1], call.size, call.batch
     dtype = query.dtype
-    out = torch.empty((*query.shape[:-1], columns), dtype=dtype)
-    coef = torch.empty((batch, size, columns), dtype=dtype)
-    matrix = torch.empty((batch, size, size), dtype=dtype)
-    report = torch.empty((batch, 3), dtype=dtype)
+    out = query.new_empty((*query.shape[:-1], columns))
+    coef = query.new_empty((batch, size, columns))
+    matrix = query.new_empty((batch, size, size))
+    report = query.new_empty((batch, 3))
     ends = coef.data_ptr(), matrix.data_ptr(), 1, out.data_ptr(), report.data_ptr()
     status = function(_FORWARD.pack(*call.numbers, *ends))
     return Found(out, coef, matrix if wants_inverse(size, columns) else matrix.mT, report, status)
@@ -140,7 +140,10 @@ def backward(
         return None
     if (plan.dual and needs.weight and problem.weight is not None) or (call := _call(problem, plan)) is None:
         return None
-    grad, g = _described(grad)
+    try:
+        grad, g = _described(grad)
+    except RuntimeError:  # torch.autograd.grad(is_grads_batched=True): a tensor without memory of its own
+        return None
     coef = coef.contiguous()
     upper = matrix.mT.is_contiguous()
     matrix = matrix if upper else matrix.contiguous()
@@ -150,7 +153,7 @@ def backward(
     shared = (batch,) if query.dim() == 3 else query.shape[:-2]
 
     def room(needed: bool, *shape: int) -> Tensor | None:
-        return torch.empty(shape, dtype=grad.dtype) if needed else None
+        return grad.new_empty(shape) if needed else None
 
     grads = Grads(
         room(needs.query, *query.shape),
