@@ -7,6 +7,8 @@
     namespace ARCH {                                                                 \
     int ridge_forward(const RidgeArguments&, std::int64_t from, std::int64_t to);    \
     int ridge_backward(const RidgeArguments&, std::int64_t from, std::int64_t to);   \
+    int transform_forward(const RidgeArguments&, std::int64_t from, std::int64_t to);  \
+    int transform_backward(const RidgeArguments&, std::int64_t from, std::int64_t to); \
     }
 
 INTENTION_KERNELS(baseline)
