@@ -186,10 +186,8 @@ def test_named_backwards_stay_on_the_device(solver, shape, intercept):
         q, key, v = (torch.empty(6, *s, device="cuda") for s in ((m, d), (n, d), (n, k)))
         problem = Problem(q, key, v, torch.empty(6, n, device="cuda"), torch.empty(6, device="cuda"), None)
         plan = Plan(dual=solver == "dual" or (solver != "primal" and n < d), intercept=intercept, scale=0.5)
-        out, fitted, packed = batch.solve_batch(problem, plan, solver, False)
-        grads = batch.backward_batch(
-            out, problem, fitted.coef, fitted.factor.matrix, packed, plan, solver, Needs(gain=False)
-        )
+        out, coef, matrix, packed = batch.solve_batch(problem, plan, solver, False)
+        grads = batch.backward_batch(out, problem, coef, matrix, packed, plan, solver, Needs(gain=False))
         for x, g in zip(problem[:5], grads[:5], strict=True):
             assert g.device.type == "cuda"
             assert g.shape == x.shape

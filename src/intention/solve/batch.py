@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
@@ -28,6 +26,7 @@ from intention.solve.ladder import (
     unpack,
 )
 from intention.solve.native import ridge as native
+from intention.solve.native.call import PLAIN, SOME_LEFT
 from intention.solve.problem import Fit, Plan, Problem, fit, pick, predict, refine
 from intention.solve.pullback import Grads, Mode, Needs, pullback
 
@@ -37,46 +36,43 @@ CANCELLED = 0.1
 _NAMED_ROUTE = {"float64": FLOAT64, "qr": QR, "pinv": PINV}
 
 
-class Solved(NamedTuple):
-    """What a backward needs of a solved batch."""
-
-    coef: Tensor  # W (primal) or P (dual)
-    factor: Factor
+Solution = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 @no_autocast
-def solve_batch(problem: Problem, plan: Plan, solver: str, trusted: bool) -> tuple[Tensor, Solved | Fit, Tensor]:
-    """The one implementation: (out, coefficients and factor, packed report)."""
+def solve_batch(problem: Problem, plan: Plan, solver: str, trusted: bool, keep: bool = True) -> Solution:
+    """The one implementation: (out, coefficients, factor, packed report).
+
+    Without `keep` there will be no backward: the coefficients and the factor may be empty.
+    """
     shape = (*problem.query.shape[:-1], problem.value.shape[-1])
-    if solver == "auto" and (found := native.forward(problem, plan)) is not None:
+    if solver == "auto" and (found := native.forward(problem, plan, keep)) is not None:
         return _checked(problem, plan, found)
     problem = problem.expanded()
     if solver != "auto":
         out, fitted, packed = _named(problem, plan, solver, trusted)
-        return out.view(shape), fitted, packed
+        return out.view(shape), fitted.coef, fitted.factor.matrix, packed
     fitted = fit(problem, plan, "cholesky")
-    out = predict(fitted, plan)
-    ratio = fitted.factor.ratio
+    out, coef, packed = predict(fitted, plan), fitted.coef, fitted.factor.ratio
     if not trusted:
-        ratio = screen(ratio, problem.weight, problem.alpha, problem.gain)
-    if ratio.amax().item() < EASY[out.dtype]:  # the one look at the host; NaN is not less
-        return out.view(shape), fitted, ratio
-    out, coef, report = climb(problem, plan, fitted, out.contiguous())
-    return out.view(shape), fitted._replace(coef=coef), pack(report)
+        packed = screen(packed, problem.weight, problem.alpha, problem.gain)
+    if not packed.amax().item() < EASY[out.dtype]:  # the one look at the host; NaN is not less
+        out, coef, report = climb(problem, plan, fitted, out.contiguous())
+        packed = pack(report)
+    return out.view(shape), coef, fitted.factor.matrix, packed
 
 
-def _checked(problem: Problem, plan: Plan, found: native.Found) -> tuple[Tensor, Solved, Tensor]:
+def _checked(problem: Problem, plan: Plan, found: native.Found) -> Solution:
     """An answer of the compiled kernels, which have looked at the values and refined, as it is or after the ladder."""
     out, coef, matrix, packed, status = found
-    solved = Solved(coef, Factor(matrix, wants_inverse(*coef.shape[1:]), packed[:, 1]))
-    if status == native.PLAIN:
-        return out, solved, packed[:, 1]
-    if status == native.SOME_LEFT:
+    if status == PLAIN:
+        return out, coef, matrix, packed[:, 1]
+    if status == SOME_LEFT:
         checks.require_values(problem.weight, problem.alpha, problem.gain)
         flat, report = problem.expanded(), unpack(packed, plan.dual, out.dtype)
         todo = (~(report.condition < EASY[out.dtype]) & (report.route != REFINED)).nonzero()[:, 0]
         climb_on(flat, plan, out.view(flat.query.shape[0], *out.shape[-2:]), report, todo)
-    return out, solved, packed
+    return out, coef, matrix, packed
 
 
 def _named(problem: Problem, plan: Plan, solver: str, trusted: bool) -> tuple[Tensor, Fit, Tensor]:

@@ -56,8 +56,8 @@ def _ridge(
     trusted: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     problem, plan = Problem(query, key, value, weight, alpha, gain), Plan(dual, intercept, scale)
-    out, fitted, packed = solve_batch(problem, plan, solver, trusted)
-    return _plain(out, fitted.coef, fitted.factor.matrix, _whole(packed, dual, out.dtype))  # type: ignore[return-value]
+    out, coef, matrix, packed = solve_batch(problem, plan, solver, trusted)
+    return _plain(out, coef, matrix, _whole(packed, dual, out.dtype))  # type: ignore[return-value]
 
 
 def _ridge_fake(query: Any, key: Any, value: Any, weight: Any, alpha: Any, gain: Any, dual: Any, *rest: Any) -> Any:

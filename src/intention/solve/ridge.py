@@ -40,7 +40,7 @@ def ridge(problem: Problem, plan: Plan, solver: str, trusted: bool) -> tuple[Ten
     if compiling():
         out, _, _, packed = torch.ops.intention.ridge(*problem, *plan, solver, trusted)
     elif gradient_free(*problem):
-        out, _, packed = solve_batch(problem, plan, solver, trusted)
+        out, _, _, packed = solve_batch(problem, plan, solver, trusted, False)
     else:
         out, _, _, packed = Ridge.apply(*problem, *plan, solver, trusted)
     return out, packed
@@ -109,8 +109,7 @@ class Ridge(torch.autograd.Function):
     @staticmethod
     def forward(*args: Any) -> Any:
         """(*problem, *plan, solver, trusted) -> (out, coefficients, factor, packed report)"""
-        out, fitted, packed = solve_batch(Problem(*args[:6]), Plan(*args[6:9]), *args[9:])
-        return out, fitted.coef, fitted.factor.matrix, packed
+        return solve_batch(Problem(*args[:6]), Plan(*args[6:9]), *args[9:])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:

@@ -34,6 +34,8 @@ from intention.solve.ladder import (
     unpack,
     warn_inaccurate,
 )
+from intention.solve.native import rows as native
+from intention.solve.native.call import PLAIN
 from intention.solve.problem import pick, relative_size
 
 
@@ -62,6 +64,11 @@ def transform_rows(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns (X, factor, packed report); a given factor and report are used again."""
     times = rows.shape[0] // max(key.shape[0], 1)
+    found = None
+    if solver == "auto" and matrix is None:
+        found = native.forward(rows, key, weight, alpha, gain, inverse)
+        if found is not None and found.status == PLAIN:
+            return found.out, found.matrix, found.ratio
     if times > 1:
         key = key.repeat_interleave(times, 0)
     if solver == "float64" and rows.dtype != torch.float64:
@@ -72,11 +79,13 @@ def transform_rows(
     x = key if weight is None else key * weight.sqrt().unsqueeze(-1)
     if solver in ("qr", "pinv"):
         inverse = solver == "pinv"
-    if matrix is None:
+    if found is not None:
+        factor = Factor(found.matrix, inverse, found.ratio)
+    elif matrix is None:
         factor = _factor(x, alpha, gain, solver, inverse)
     else:
         factor = Factor(matrix, inverse, matrix.new_ones(matrix.shape[0]))
-    out = solve_rows(factor, rows)
+    out = solve_rows(factor, rows) if found is None else found.out
     if solver in ("qr", "pinv", "float64"):
         out, _ = _refine(out, x, rows, alpha, gain, factor)
     if matrix is not None and packed is not None:

@@ -20,9 +20,11 @@ from intention.solve.doors import (
     no_autocast,
     scatter_batch,
     sum_neighbours,
+    unobserved,
 )
 from intention.solve.factor import wants_inverse
 from intention.solve.ladder import PINV, has_float64, uneventful, unpack
+from intention.solve.native import rows as native
 from intention.solve.problem import Plan, Problem, pick
 from intention.solve.pullback import Invert
 from intention.solve.rows import Points, transform_rows
@@ -110,8 +112,12 @@ def _pull(
         fresh, matrix, packed = Transform.apply(*wide, solver, inverse, True, None, None)
         pulled = _pull(grad.double(), wide, fresh, matrix, packed, solver, inverse)
         return tuple(None if g is None else g.to(dtype) for g in pulled)
-    y = _again(grad, points, solver, inverse, matrix, packed)  # Y = g Sigma^-1
     times = points.rows.shape[0] // max(points.key.shape[0], 1)
+    if solver == "auto" and uneventful(packed) and unobserved():
+        pulled = native.backward(grad, out, *points[1:], matrix, inverse)
+        if pulled is not None:
+            return pulled[0], sum_neighbours(pulled[1], times), *pulled[2:]
+    y = _again(grad, points, solver, inverse, matrix, packed)  # Y = g Sigma^-1
     key = points.key.repeat_interleave(times, 0) if times > 1 else points.key
     cross = -torch.bmm(out.mT, y)  # dSigma = -X'Y
     alpha = cross.diagonal(0, -2, -1).sum(-1)

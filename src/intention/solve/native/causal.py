@@ -8,7 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from intention.solve.native.library import function, takes
+from intention.solve.native.call import pointer, readable
+from intention.solve.native.library import kernel
 
 _BLOCK = struct.Struct("33q")
 _LARGEST = 256  # features: beyond, torch's products on every core win
@@ -29,7 +30,7 @@ class Pulled(NamedTuple):
 
 def forward(*tokens: Tensor | None) -> tuple[Tensor, Tensor] | None:
     """Answers, and (B, 3) float64: whether double was used, ratio, error. None where the kernels do not apply."""
-    call = function("intention_causal_forward")
+    call = kernel("intention_causal_forward")
     if call is None or (given := _given(tokens)) is None:
         return None
     query, _, value, *_ = tokens
@@ -43,12 +44,12 @@ def forward(*tokens: Tensor | None) -> tuple[Tensor, Tensor] | None:
 
 def backward(grad: Tensor, *tokens: Tensor | None) -> Pulled | None:
     """First-order gradients, in the precisions of the forward."""
-    call = function("intention_causal_backward")
-    if call is None or not takes(grad) or (given := _given(tokens)) is None:
-        return None
+    call = kernel("intention_causal_backward")
     query, key, value, weight = tokens[:4]
     assert query is not None
     assert key is not None
+    if call is None or not readable(grad, key.dtype) or (given := _given(tokens)) is None:
+        return None
     grad = _rows(grad)
     (batch, _, d), k = key.shape, 0 if value is None else value.shape[2]
     wide = torch.float64
@@ -62,7 +63,7 @@ def backward(grad: Tensor, *tokens: Tensor | None) -> Pulled | None:
         torch.zeros(batch, d, d, dtype=wide),
         torch.zeros(batch, d, k, dtype=wide),
     )
-    call(_BLOCK.pack(*given.numbers(grad), 0, 0, *map(_at, found)))
+    call(_BLOCK.pack(*given.numbers(grad), 0, 0, *map(pointer, found)))
     return found
 
 
@@ -76,7 +77,7 @@ class Given(NamedTuple):
         assert key is not None
         sizes = (*key.shape, 0 if value is None else value.shape[2])
         strides = (number for x in (query, key, value, grad) for number in _described(x))
-        ends = map(_at, (weight, alpha, gain, gram, cross))
+        ends = map(pointer, (weight, alpha, gain, gram, cross))
         return (key.dtype == torch.float64, torch.get_num_threads(), *sizes, *strides, *ends)
 
 
@@ -85,10 +86,9 @@ def _given(tokens: tuple[Tensor | None, ...]) -> Given | None:
     assert key is not None
     if key.dtype not in (torch.float32, torch.float64) or key.shape[2] > _LARGEST or not key.numel():
         return None
-    narrow = (query, key, value, weight, alpha, gain)
-    if not all(x is None or (takes(x) and x.dtype == key.dtype) for x in narrow):
+    if not all(readable(x, key.dtype) for x in (query, key, value, weight, alpha, gain)):
         return None
-    if not all(x is None or takes(x) for x in (gram, cross)) or (value is not None and not value.shape[2]):
+    if not all(x is None or readable(x, x.dtype) for x in (gram, cross)) or (value is not None and not value.shape[2]):
         return None
     rows = (None if x is None else _rows(x) for x in (query, key, value))
     flat = (None if x is None else x.contiguous() for x in (weight, alpha, gain))
@@ -103,7 +103,3 @@ def _rows(x: Tensor) -> Tensor:
 
 def _described(x: Tensor | None) -> tuple[int, int, int]:
     return (0, 0, 0) if x is None else (x.data_ptr(), x.stride(0), x.stride(1))
-
-
-def _at(x: Tensor | None) -> int:
-    return 0 if x is None else x.data_ptr()

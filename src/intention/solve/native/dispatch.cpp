@@ -11,18 +11,21 @@ namespace {
 
 using std::int64_t;
 
+template <class Arguments>
+using Kernel = int (*)(const Arguments&, int64_t, int64_t);
+
 struct Kernels {
     const char* name;
-    int (*ridge_forward)(const RidgeArguments&, int64_t, int64_t);
-    int (*ridge_backward)(const RidgeArguments&, int64_t, int64_t);
-    int (*causal_forward)(const CausalArguments&, int64_t, int64_t);
-    int (*causal_backward)(const CausalArguments&, int64_t, int64_t);
+    Kernel<RidgeArguments> ridge_forward, ridge_backward, transform_forward, transform_backward;
+    Kernel<CausalArguments> causal_forward, causal_backward;
 };
 
-#define KERNELS_OF(ARCH) {#ARCH, ARCH::ridge_forward, ARCH::ridge_backward, ARCH::causal_forward, ARCH::causal_backward}
+#define KERNELS_OF(ARCH)                                                                                  \
+    {#ARCH, ARCH::ridge_forward, ARCH::ridge_backward, ARCH::transform_forward, ARCH::transform_backward, \
+     ARCH::causal_forward, ARCH::causal_backward}
 
 Kernels choose() {
-#if defined(__x86_64__)
+#ifdef INTENTION_X86
     __builtin_cpu_init();
     const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
@@ -39,7 +42,7 @@ constexpr double WORTH_A_THREAD = 5e6;  // multiplications: well above what star
 
 // Threads live for one call: a pool would not survive a fork. Returns the worst status.
 template <class Arguments>
-int share(int (*kernel)(const Arguments&, int64_t, int64_t), const Arguments& a, double work_per_element) {
+int share(Kernel<Arguments> kernel, const Arguments& a, double work_per_element) {
     const double worth = double(a.batch) * work_per_element / WORTH_A_THREAD;
     int64_t threads = std::min(a.threads, a.batch);
     if (double(threads) > worth) threads = int64_t(worth);
@@ -81,6 +84,12 @@ EXPORTED int intention_ridge_forward(const RidgeArguments* a) {
 }
 EXPORTED int intention_ridge_backward(const RidgeArguments* a) {
     return share(kernels.ridge_backward, *a, backward_work(*a));
+}
+EXPORTED int intention_transform_forward(const RidgeArguments* a) {
+    return share(kernels.transform_forward, *a, forward_work(*a) + double(a->queries * a->features * a->features));
+}
+EXPORTED int intention_transform_backward(const RidgeArguments* a) {
+    return share(kernels.transform_backward, *a, double((2 * a->queries + a->points) * a->features * a->features));
 }
 EXPORTED int intention_causal_forward(const CausalArguments* a) {
     return share(kernels.causal_forward, *a, causal_work(*a));

@@ -10,6 +10,8 @@
     int ridge_backward(const RidgeArguments&, std::int64_t from, std::int64_t to);   \
     int causal_forward(const CausalArguments&, std::int64_t from, std::int64_t to);  \
     int causal_backward(const CausalArguments&, std::int64_t from, std::int64_t to); \
+    int transform_forward(const RidgeArguments&, std::int64_t from, std::int64_t to);  \
+    int transform_backward(const RidgeArguments&, std::int64_t from, std::int64_t to); \
     }
 
 INTENTION_KERNELS(baseline)

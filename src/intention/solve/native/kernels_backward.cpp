@@ -1,7 +1,6 @@
 // First-order gradients of ridge_forward from its coefficients and factor, as pullback.py has them.
-#include "head.h"
+#include "fit.h"
 #include "kernels.h"
-#include "solver.h"
 
 namespace INTENTION_ARCH {
 
@@ -40,25 +39,6 @@ In<T> transposed(Int n, Int k, In<T> x, Arena& arena) {
     T* to = arena.take<T>(n * k);
     transpose<T>(n, k, x.p, x.rs, to, n);
     return rows_of<const T>(to, n);
-}
-
-template <class T>
-Solver<T> saved_solver(const RidgeArguments& a, Int b, Int n, Arena& arena) {
-    const T* matrix = static_cast<const T*>(a.matrix) + b * n * n;
-    if (a.inverse) return {n, {nullptr, 0, 0}, rows_of(matrix, n)};  // symmetric
-    const Int size = padded<T>(n);
-    T *u = arena.zeros<T>(size * size), *reciprocal = arena.take<T>(size), *x = arena.take<T>(size * size);
-    if (a.matrix_is_upper) {
-        for (Int i = 0; i < n; ++i) std::memcpy(u + i * size, matrix + i * n, std::size_t(n) * sizeof(T));
-    } else {
-        transpose<T>(n, n, matrix, n, u, size);
-    }
-    for (Int i = 0; i < size; ++i) {
-        if (i >= n) u[i * size + i] = 1;
-        reciprocal[i] = 1 / u[i * size + i];
-    }
-    invert_factor<T>(size, u, reciprocal, x);
-    return {n, rows_of<const T>(x, size), {nullptr, 0, 0}};
 }
 
 // -(x * y).sum() and its root sum of squares

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 ABI = 1  # what the exported functions of this version take and return; dispatch.cpp holds the same number
 PATH = Path(__file__).with_name("_kernels.so")
@@ -36,7 +35,7 @@ def library() -> ctypes.CDLL | None:
     return _look().library
 
 
-def function(name: str) -> Callable[[bytes], int] | None:
+def kernel(name: str) -> Callable[[bytes], int] | None:
     """An exported function that takes one block of numbers, or None where there is no library."""
     found = library()
     if found is None:
@@ -45,11 +44,6 @@ def function(name: str) -> Callable[[bytes], int] | None:
     if function.argtypes is None:
         function.argtypes, function.restype = [ctypes.c_char_p], ctypes.c_int
     return function
-
-
-def takes(x: Tensor) -> bool:
-    """Memory that can be read as it is: no subclass with its own storage, no pending negation."""
-    return type(x) in (Tensor, torch.nn.Parameter) and x.device.type == "cpu" and not x.is_neg()
 
 
 def info() -> dict[str, Any]:

@@ -1,0 +1,64 @@
+"""The compiled rows Sigma^-1: what `transform_rows` and its pullback do, for CPU tensors."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from intention.solve.native.call import BACKWARD, FORWARD, call, described, pointer, readable
+from intention.solve.native.library import kernel
+from intention.solve.problem import Plan
+
+_PLAN = Plan(dual=False, intercept=False, scale=1.0)
+
+
+class Moved(NamedTuple):
+    out: Tensor  # (B, M, n)
+    matrix: Tensor  # (B, n, n): Sigma^-1 or L
+    ratio: Tensor  # (B,), screened
+    status: int
+
+
+def forward(
+    rows: Tensor, key: Tensor, weight: Tensor | None, alpha: Tensor, gain: Tensor | None, inverse: bool
+) -> Moved | None:
+    """None where the kernels do not apply."""
+    function = kernel("intention_transform_forward")
+    if function is None or (block := call(rows, key, None, weight, alpha, gain, _PLAN, inverse)) is None:
+        return None
+    batch, n = alpha.shape[0], key.shape[-1]
+    out, matrix, ratio = rows.new_empty(rows.shape), rows.new_empty((batch, n, n)), rows.new_empty(batch)
+    status = function(FORWARD.pack(*block.numbers, 0, matrix.data_ptr(), 1, out.data_ptr(), ratio.data_ptr()))
+    return Moved(out, matrix if inverse else matrix.mT, ratio, status)
+
+
+def backward(
+    grad: Tensor,
+    out: Tensor,
+    key: Tensor,
+    weight: Tensor | None,
+    alpha: Tensor,
+    gain: Tensor | None,
+    matrix: Tensor,
+    inverse: bool,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor | None] | None:
+    """Gradients of rows, keys (one per element of the batch), weight, alpha and gain."""
+    function = kernel("intention_transform_backward")
+    if function is None or not (readable(grad, out.dtype) and readable(matrix, out.dtype)):
+        return None
+    if (block := call(out, key, None, weight, alpha, gain, _PLAN, inverse)) is None:
+        return None
+    try:
+        grad, g = described(grad)
+    except RuntimeError:  # torch.autograd.grad(is_grads_batched=True): a tensor without memory of its own
+        return None
+    upper = matrix.mT.is_contiguous()
+    matrix = matrix if upper else matrix.contiguous()
+    batch = alpha.shape[0]
+    d_rows, d_key = out.new_empty(out.shape), out.new_empty((batch, *key.shape[-2:]))
+    d_weight = None if weight is None else out.new_empty(weight.shape)
+    d_alpha, d_gain = out.new_empty(batch), None if gain is None else out.new_empty(batch)
+    places = (pointer(x) for x in (d_rows, d_key, None, d_weight, d_alpha, None, d_gain))
+    function(BACKWARD.pack(*block.numbers, 0, matrix.data_ptr(), upper, 0, 0, *g, *places))
+    return d_rows, d_key, d_weight, d_alpha, d_gain
