@@ -99,8 +99,9 @@ GroupFit<T> fit_group(const RidgeArguments& a, const Group<T>& group, Int n, Are
         largest = most<T>(largest, fit.upper(i, i));
     }
     Pivots<T> pivots[WIDTH<T>];
-    factor_together<T>(n, n, fit.upper.p, x.p, fit.inverse.p, pivots);
-    Vec<T> grown;
+    Vec<T> reciprocal[SMALL], grown;
+    cholesky_together<T>(n, n, fit.upper.p, reciprocal, pivots);
+    invert_together<T>(n, n, fit.upper.p, reciprocal, x.p, fit.inverse.p);
     for (int g = 0; g < WIDTH<T>; ++g) grown[g] = pivots[g].grown, fit.failed |= pivots[g].failed;
     if (a.inverse) {
         for (Int i = 0; i < n; ++i) grown = most<T>(grown, fit.inverse(i, i));
@@ -161,6 +162,113 @@ bool forward_group(const RidgeArguments& a, Int b, int count, Arena& arena) {
     for (int g = 0; g < count; ++g, report += 3)
         report[0] = a.dual ? DUAL : PRIMAL, report[1] = fit.ratio[g], report[2] = fit.ratio[g] * eps;
     return true;
+}
+
+// Sigma^-1 from what a forward left behind.
+template <class T>
+Lanes<T> saved_inverse(const RidgeArguments& a, Int b, int count, Int n, Arena& arena) {
+    const Tensor matrix = {a.matrix, n * n, 0, n};
+    const Lanes<T> saved = read<T>(n, n, matrix, 1, b, count, 1, arena);
+    if (a.inverse) return saved;
+    const Lanes<T> x = room<T>(n, n, arena), inverse = room<T>(n, n, arena);
+    Vec<T> reciprocal[SMALL];
+    for (Int i = 0; i < n; ++i) {
+        reciprocal[i] = T(1) / saved(i, i);
+        for (Int j = 0; j < i && !a.matrix_is_upper; ++j) saved(j, i) = saved(i, j);
+    }
+    invert_together<T>(n, n, saved.p, reciprocal, x.p, inverse.p);
+    return inverse;
+}
+
+template <class T>
+void scale_lanes(Int rows, Int columns, Lanes<T> by, Lanes<T> x) {
+    for (Int i = 0; by.p && i < rows; ++i)
+        for (Int j = 0; j < columns; ++j) x(i, j) *= by(0, i);
+}
+
+// -(x * y).sum() and its root sum of squares
+template <class T>
+void alpha_gradient_group(const RidgeArguments& a, Int b, int count, Int size, const Vec<T>* x, const Vec<T>* y) {
+    Vec<T> total = {}, squares = {};
+    for (Int i = 0; i < size; ++i) {
+        total += x[i] * y[i];
+        squares += x[i] * y[i] * (x[i] * y[i]);
+    }
+    squares = roots(squares);
+    for (int g = 0; g < count; ++g) {
+        static_cast<T*>(a.backward.alpha)[b + g] = -total[g];
+        static_cast<T*>(a.backward.alpha_terms)[b + g] = squares[g];
+    }
+}
+
+// K~'s share of the gradient: R Z' - c S W' with R = V~ - c K~W
+template <class T>
+void primal_key(const RidgeArguments& a, const Group<T>& group, Lanes<T> coef, Lanes<T> z, Lanes<T> s, Lanes<T> to) {
+    const Int n = a.points, d = a.features, k = a.columns;
+    const Vec<T> none = {};
+    multiply_lanes<T>(n, k, d, group.key, coef, group.value, -group.gain, true);  // the values serve no more
+    multiply_lanes<T>(n, d, k, group.value, z.t(), to, none + T(1));
+    multiply_lanes<T>(n, d, k, s, coef.t(), to, -group.gain, true);
+}
+
+// P y' - c (P s' + s P') K~
+template <class T>
+void dual_key(const RidgeArguments& a, const Group<T>& group, Lanes<T> coef, Lanes<T> y, Lanes<T> s, Lanes<T> to,
+              Arena& arena) {
+    const Int n = a.points, d = a.features, k = a.columns;
+    const Vec<T> one = Vec<T>{} + T(1);
+    const Lanes<T> both = room<T>(n, n, arena);
+    multiply_lanes<T>(n, n, k, coef, s.t(), both, one);
+    multiply_lanes<T>(n, n, k, s, coef.t(), both, one, true);
+    multiply_lanes<T>(n, d, k, coef, y.t(), to, one);
+    multiply_lanes<T>(n, d, n, both, group.key, to, -group.gain, true);
+}
+
+// Gradients of a register of elements that the plain factor served; none of weight and gain.
+template <class T>
+void backward_group(const RidgeArguments& a, Int b, int count, Arena& arena) {
+    const Int n = a.points, m = a.queries, d = a.features, k = a.columns, size = a.dual ? n : d;
+    const Vec<T> one = Vec<T>{} + T(1);
+    arena.reset();
+    const Group<T> group = read_group<T>(a, b, count, arena);
+    const Lanes<T> grad = read<T>(m, k, a.backward.grad, a.inner, b, count, 1, arena);
+    const Lanes<T> coef = read<T>(size, k, {a.coef, size * k, 0, k}, 1, b, count, 1, arena);
+    const Lanes<T> inverse = saved_inverse<T>(a, b, count, size, arena);
+    for (Int i = 0; a.scale != 1 && i < m * k; ++i) grad.p[i] *= T(a.scale);
+    const Lanes<T> y = room<T>(d, k, arena), s = room<T>(n, k, arena);
+    Lanes<T> map = coef, solved;  // W; Z or S
+    multiply_lanes<T>(d, k, m, group.query.t(), grad, y, one);
+    if (a.dual) {
+        const Lanes<T> seen = room<T>(n, k, arena);
+        multiply_lanes<T>(n, k, d, group.key, y, seen, one);
+        multiply_lanes<T>(n, k, n, inverse, seen, s, one);
+        solved = s;
+        map = room<T>(d, k, arena);
+        if (a.backward.query) multiply_lanes<T>(d, k, n, group.key.t(), coef, map, one);
+    } else {
+        solved = room<T>(d, k, arena);
+        multiply_lanes<T>(d, k, d, inverse, y, solved, one);
+        multiply_lanes<T>(n, k, d, group.key, solved, s, one);
+    }
+    if (a.backward.query) {
+        multiply_lanes<T>(m, d, k, grad, map.t(), group.query, one);  // the queries serve no more
+        write<T>(m, d, count, group.query, a.backward.query, b);
+    }
+    if (a.backward.alpha) alpha_gradient_group<T>(a, b, count, size * k, solved.p, coef.p);
+    if (a.backward.key) {
+        const Lanes<T> to = room<T>(n, d, arena);
+        if (a.dual) {
+            dual_key<T>(a, group, coef, y, s, to, arena);
+        } else {
+            primal_key<T>(a, group, coef, solved, s, to);
+        }
+        scale_lanes<T>(n, d, group.root_weight, to);
+        write<T>(n, d, count, to, a.backward.key, b);
+    }
+    if (a.backward.value) {
+        scale_lanes<T>(n, k, group.root_weight, s);
+        write<T>(n, k, count, s, a.backward.value, b);
+    }
 }
 
 }  // namespace INTENTION_ARCH
