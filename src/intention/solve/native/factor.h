@@ -105,28 +105,35 @@ void cross(Int size, const T* x, T* out) {
 constexpr Int SMALL = 16;  // up to this size the steps of one factorisation wait for each other: many run at once
 
 // The same for WIDTH matrices side by side: entry (i, j) of all of them is vector i * size + j.
-// Sigma's upper triangle becomes U; `inverse` gets Sigma^-1.
+
+// Sigma's upper triangle becomes U; its diagonal upside down in `reciprocal`.
 template <class T>
-void factor_together(Int n, Int size, Vec<T>* s, Vec<T>* x, Vec<T>* inverse, Pivots<T>* pivots) {
+void cholesky_together(Int n, Int size, Vec<T>* s, Vec<T>* reciprocal, Pivots<T>* pivots) {
     const Vec<T> none = {};
-    Vec<T> grown = none, reciprocal[SMALL];
+    Vec<T> grown = none;
     auto failed = none != none;
     for (Int j = 0; j < n; ++j) {
         Vec<T>* row = s + j * size;
         const auto good = row[j] > none;
-        const Vec<T> pivot = good ? row[j] : none + T(1);
         failed |= ~good;
-        const Vec<T> scale = T(1) / roots(pivot);
+        const Vec<T> scale = T(1) / roots(good ? row[j] : none + T(1));
         reciprocal[j] = scale;
         grown = grown < scale * scale ? scale * scale : grown;
         for (Int l = j; l < n; ++l) row[l] *= scale;
         for (Int i = j + 1; i < n; ++i)
             for (Int l = i; l < n; ++l) s[i * size + l] -= row[i] * row[l];
     }
-    for (Int c = 0; c < n; ++c)  // column c of X = L^-1
+    for (int lane = 0; lane < WIDTH<T>; ++lane) pivots[lane] = {grown[lane], failed[lane] != 0};
+}
+
+// Sigma^-1 from U; x is scratch for U^-T.
+template <class T>
+void invert_together(Int n, Int size, const Vec<T>* u, const Vec<T>* reciprocal, Vec<T>* x, Vec<T>* inverse) {
+    const Vec<T> none = {};
+    for (Int c = 0; c < n; ++c)
         for (Int i = c; i < n; ++i) {
             Vec<T> sum = i == c ? none + T(1) : none;
-            for (Int l = c; l < i; ++l) sum -= s[l * size + i] * x[l * size + c];
+            for (Int l = c; l < i; ++l) sum -= u[l * size + i] * x[l * size + c];
             x[i * size + c] = sum * reciprocal[i];
         }
     for (Int i = 0; i < n; ++i)
@@ -135,7 +142,6 @@ void factor_together(Int n, Int size, Vec<T>* s, Vec<T>* x, Vec<T>* inverse, Piv
             for (Int l = j; l < n; ++l) sum += x[l * size + i] * x[l * size + j];
             inverse[i * size + j] = inverse[j * size + i] = sum;
         }
-    for (int lane = 0; lane < WIDTH<T>; ++lane) pivots[lane] = {grown[lane], failed[lane] != 0};
 }
 
 }  // namespace INTENTION_ARCH

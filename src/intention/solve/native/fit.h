@@ -62,7 +62,9 @@ void factor_group(Fit<T>* f, int count, Int n, Int size, bool inverse, Arena& ar
     }
     for (Int i = 0; i < n; ++i) transpose<T>(W, n, from + i * size, even ? step : all, mixed + i * size * W, W);
     Pivots<T> pivots[W];
-    factor_together<T>(n, size, reinterpret_cast<Vec<T>*>(mixed), x, inverses, pivots);
+    Vec<T>*u = reinterpret_cast<Vec<T>*>(mixed), reciprocal[SMALL];
+    cholesky_together<T>(n, size, u, reciprocal, pivots);
+    invert_together<T>(n, size, u, reciprocal, x, inverses);
     for (Int i = 0; i < n; ++i) transpose<T>(n, W, reinterpret_cast<T*>(inverses + i * size), W, apart + i * size, all);
     for (int g = 0; g < count; ++g) {
         for (Int i = 0; i < n && !inverse; ++i)

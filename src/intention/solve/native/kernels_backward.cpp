@@ -1,6 +1,7 @@
 // First-order gradients of ridge_forward from its coefficients and factor, as pullback.py has them.
 #include "fit.h"
 #include "kernels.h"
+#include "together.h"
 
 namespace INTENTION_ARCH {
 
@@ -216,10 +217,24 @@ Wanted<T> wanted(const RidgeArguments& a, Int b, Arena& arena) {
 }
 
 template <class T>
+bool any_refined(const RidgeArguments& a, Int b, int count) {
+    bool any = false;
+    for (int g = 0; g < count; ++g) any |= entry<T>(a.backward.route, b + g, 0) == REFINED;
+    return any;
+}
+
+template <class T>
 int backward(const RidgeArguments& a, Int from, Int to) {
     static thread_local Arena arena;
     const Int n = a.dual ? a.points : a.features, m = a.queries, k = a.columns;
+    const bool small = fits_lanes(a) && !a.backward.weight && !a.backward.gain;
     for (Int b = from; b < to; ++b) {
+        const int lanes = int(smaller<Int>(WIDTH<T>, to - b));
+        if (small && 2 * lanes >= WIDTH<T> && !any_refined<T>(a, b, lanes)) {
+            backward_group<T>(a, b, lanes, arena);
+            b += lanes - 1;
+            continue;
+        }
         arena.reset();
         Task<T> t;
         t.head = head_of<T>(a, b);

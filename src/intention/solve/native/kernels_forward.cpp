@@ -1,6 +1,7 @@
 // Q (c K'WK + alpha I)^-1 K'WV for a batch, one element (or one register of small elements) at a time.
 #include "fit.h"
 #include "kernels.h"
+#include "together.h"
 
 namespace INTENTION_ARCH {
 
@@ -122,7 +123,13 @@ int forward(const RidgeArguments& a, Int from, Int to) {
     static thread_local Arena arena;
     Fit<T> fits[WIDTH<T>];
     int status = PLAIN;
+    const bool small = fits_lanes(a);
     for (Int b = from; b < to;) {
+        const int lanes = int(smaller<Int>(WIDTH<T>, to - b));
+        if (small && 2 * lanes >= WIDTH<T> && forward_group<T>(a, b, lanes, arena)) {
+            b += lanes;
+            continue;
+        }
         const int count = fit_next(a, b, to, fits, arena);
         for (int g = 0; g < count; ++g)
             status = larger<int>(status, finish(a, fits[g], b + g, a.dual ? a.points : a.features, arena));

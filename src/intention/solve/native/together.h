@@ -1,0 +1,274 @@
+// Small elements, as many at once as a register has lanes: the steps of one would wait for each other.
+#pragma once
+
+#include "fit.h"
+#include "lanes.h"
+
+namespace INTENTION_ARCH {
+
+constexpr Int LANES_HOLD = 3072;  // entries per element that stay near for a whole register of elements
+
+inline bool fits_lanes(const RidgeArguments& a) {
+    const Int n = a.dual ? a.points : a.features, rows = a.points + a.queries;
+    return n <= SMALL && !a.intercept && rows * (a.features + a.columns) <= LANES_HOLD;
+}
+
+template <class T>
+Lanes<T> room(Int rows, Int columns, Arena& arena) {
+    return {reinterpret_cast<Vec<T>*>(arena.take<T>(rows * columns * WIDTH<T>)), columns, 1};
+}
+
+// One register of elements; lanes without an element of their own repeat the last one.
+template <class T>
+struct Group {
+    Lanes<T> query, key, value, root_weight;  // keys and values are weighted where there is a weight
+    Vec<T> alpha, gain;
+    bool allowed;  // no weight, alpha or gain below 0
+};
+
+template <class T>
+Lanes<T> read(Int rows, Int columns, const Tensor& x, Int inner, Int b, int count, Int times, Arena& arena) {
+    const Lanes<T> to = room<T>(rows, columns, arena);
+    Spread<const T> from;
+    from.row = x.row;
+    for (int g = 0; g < WIDTH<T>; ++g) from.p[g] = matrix_of<T>(x, (b + smaller(g, count - 1)) / times, inner).p;
+    mix<T>(rows, columns, from, to.p);
+    return to;
+}
+
+template <class T>
+void write(Int rows, Int columns, int count, Lanes<T> from, void* to, Int b) {
+    Spread<T> place;
+    place.row = columns;
+    for (int g = 0; g < WIDTH<T>; ++g) place.p[g] = static_cast<T*>(to) + (b + smaller(g, count - 1)) * rows * columns;
+    unmix<T>(rows, columns, count, from.p, place);
+}
+
+template <class T>
+Vec<T> read_each(const PerElement& x, Int b, int count, T otherwise) {
+    Vec<T> to;
+    for (int g = 0; g < WIDTH<T>; ++g) to[g] = entry<T>(x, b + smaller(g, count - 1), otherwise);
+    return to;
+}
+
+template <class T>
+Group<T> read_group(const RidgeArguments& a, Int b, int count, Arena& arena) {
+    const Int n = a.points, d = a.features, k = a.columns;
+    Group<T> group;
+    group.query = read<T>(a.queries, d, a.query, a.inner, b, count, 1, arena);
+    group.key = read<T>(n, d, a.key, a.inner, b, count, a.times, arena);
+    group.value = read<T>(n, k, a.value, a.inner, b, count, a.times, arena);
+    group.alpha = read_each<T>(a.alpha, b, count, 0), group.gain = read_each<T>(a.gain, b, count, 1);
+    group.root_weight.p = nullptr;
+    group.allowed = true;
+    for (int g = 0; g < WIDTH<T>; ++g) group.allowed &= group.alpha[g] >= 0 && group.gain[g] >= 0;
+    if (!a.weight.data) return group;
+    const Tensor weight = {a.weight.data, a.weight.step, 0, n};
+    group.root_weight = read<T>(1, n, weight, 1, b, count, 1, arena);
+    for (Int i = 0; i < n; ++i) {
+        Vec<T>& w = group.root_weight(0, i);
+        for (int g = 0; g < WIDTH<T>; ++g) group.allowed &= w[g] >= 0;
+        w = roots(w);
+        for (Int j = 0; j < d; ++j) group.key(i, j) *= w;
+        for (Int j = 0; j < k; ++j) group.value(i, j) *= w;
+    }
+    return group;
+}
+
+template <class T>
+struct GroupFit {
+    Lanes<T> upper, inverse;  // U, Sigma^-1
+    Vec<T> ratio;
+    bool failed;
+};
+
+template <class T>
+Vec<T> most(Vec<T> a, Vec<T> b) {
+    return a > b ? a : b;
+}
+
+template <class T>
+GroupFit<T> fit_group(const RidgeArguments& a, const Group<T>& group, Int n, Arena& arena) {
+    const Vec<T> none = {};
+    GroupFit<T> fit = {room<T>(n, n, arena), room<T>(n, n, arena), none, false};
+    const Lanes<T> x = room<T>(n, n, arena), left = a.dual ? group.key : group.key.t();
+    multiply_lanes<T>(n, n, a.dual ? a.features : a.points, left, left.t(), fit.upper, group.gain, false, UPPER);
+    Vec<T> largest = none;
+    for (Int i = 0; i < n; ++i) {
+        fit.upper(i, i) += group.alpha;
+        largest = most<T>(largest, fit.upper(i, i));
+    }
+    Pivots<T> pivots[WIDTH<T>];
+    Vec<T> reciprocal[SMALL], grown;
+    cholesky_together<T>(n, n, fit.upper.p, reciprocal, pivots);
+    invert_together<T>(n, n, fit.upper.p, reciprocal, x.p, fit.inverse.p);
+    for (int g = 0; g < WIDTH<T>; ++g) grown[g] = pivots[g].grown, fit.failed |= pivots[g].failed;
+    if (a.inverse) {
+        for (Int i = 0; i < n; ++i) grown = most<T>(grown, fit.inverse(i, i));
+    } else if (n > PROBED) {
+        Vec<T> after = none;
+        T before = 0;
+        for (Int i = 0; i < n; ++i) {
+            Vec<T> sum = none;
+            for (Int j = 0; j < n; ++j) sum += fit.inverse(i, j) * (1 + T(j) / T(n - 1));
+            after += sum * sum;
+            before += (1 + T(i) / T(n - 1)) * (1 + T(i) / T(n - 1));
+        }
+        grown = most<T>(grown, roots(after / before));
+    }
+    fit.ratio = largest * grown;
+    return fit;
+}
+
+// Everything of a forward; false (and nothing said) where an element needs more than the plain factor.
+template <class T>
+bool forward_group(const RidgeArguments& a, Int b, int count, Arena& arena) {
+    const Int n = a.points, m = a.queries, d = a.features, k = a.columns, size = a.dual ? n : d;
+    const Vec<T> none = {}, one = none + T(1);
+    arena.reset();
+    const Group<T> group = read_group<T>(a, b, count, arena);
+    const GroupFit<T> fit = fit_group<T>(a, group, size, arena);
+    if (fit.failed || !group.allowed) return false;
+    for (int g = 0; g < count; ++g)
+        if (!(fit.ratio[g] < T(a.easy))) return false;
+    Lanes<T> rhs = group.value;
+    if (!a.dual) {
+        rhs = room<T>(d, k, arena);
+        multiply_lanes<T>(d, k, n, group.key.t(), group.value, rhs, one);
+    }
+    const Lanes<T> coef = room<T>(size, k, arena), out = room<T>(m, k, arena);
+    multiply_lanes<T>(size, k, size, fit.inverse, rhs, coef, one);
+    const Vec<T> scale = none + T(a.scale);
+    if (!a.dual) {
+        multiply_lanes<T>(m, k, d, group.query, coef, out, scale);
+    } else if ((n + m) * d * k <= m * n * (d + k)) {
+        const Lanes<T> map = room<T>(d, k, arena);
+        multiply_lanes<T>(d, k, n, group.key.t(), coef, map, one);
+        multiply_lanes<T>(m, k, d, group.query, map, out, scale);
+    } else {
+        const Lanes<T> scores = room<T>(m, n, arena);
+        multiply_lanes<T>(m, n, d, group.query, group.key.t(), scores, one);
+        multiply_lanes<T>(m, k, n, scores, coef, out, scale);
+    }
+    write<T>(m, k, count, out, a.forward.out, b);
+    if (a.coef) write<T>(size, k, count, coef, a.coef, b);
+    if (a.matrix) {
+        for (Int i = 0; i < size; ++i)
+            for (Int j = 0; j < i; ++j) fit.upper(i, j) = none;
+        write<T>(size, size, count, a.inverse ? fit.inverse : fit.upper, a.matrix, b);
+    }
+    const T eps = sizeof(T) == 4 ? T(__FLT_EPSILON__) : T(__DBL_EPSILON__);
+    T* report = static_cast<T*>(a.forward.report) + b * 3;
+    for (int g = 0; g < count; ++g, report += 3)
+        report[0] = a.dual ? DUAL : PRIMAL, report[1] = fit.ratio[g], report[2] = fit.ratio[g] * eps;
+    return true;
+}
+
+// Sigma^-1 from what a forward left behind.
+template <class T>
+Lanes<T> saved_inverse(const RidgeArguments& a, Int b, int count, Int n, Arena& arena) {
+    const Tensor matrix = {a.matrix, n * n, 0, n};
+    const Lanes<T> saved = read<T>(n, n, matrix, 1, b, count, 1, arena);
+    if (a.inverse) return saved;
+    const Lanes<T> x = room<T>(n, n, arena), inverse = room<T>(n, n, arena);
+    Vec<T> reciprocal[SMALL];
+    for (Int i = 0; i < n; ++i) {
+        reciprocal[i] = T(1) / saved(i, i);
+        for (Int j = 0; j < i && !a.matrix_is_upper; ++j) saved(j, i) = saved(i, j);
+    }
+    invert_together<T>(n, n, saved.p, reciprocal, x.p, inverse.p);
+    return inverse;
+}
+
+template <class T>
+void scale_lanes(Int rows, Int columns, Lanes<T> by, Lanes<T> x) {
+    for (Int i = 0; by.p && i < rows; ++i)
+        for (Int j = 0; j < columns; ++j) x(i, j) *= by(0, i);
+}
+
+// -(x * y).sum() and its root sum of squares
+template <class T>
+void alpha_gradient_group(const RidgeArguments& a, Int b, int count, Int size, const Vec<T>* x, const Vec<T>* y) {
+    Vec<T> total = {}, squares = {};
+    for (Int i = 0; i < size; ++i) {
+        total += x[i] * y[i];
+        squares += x[i] * y[i] * (x[i] * y[i]);
+    }
+    squares = roots(squares);
+    for (int g = 0; g < count; ++g) {
+        static_cast<T*>(a.backward.alpha)[b + g] = -total[g];
+        static_cast<T*>(a.backward.alpha_terms)[b + g] = squares[g];
+    }
+}
+
+// K~'s share of the gradient: R Z' - c S W' with R = V~ - c K~W
+template <class T>
+void primal_key(const RidgeArguments& a, const Group<T>& group, Lanes<T> coef, Lanes<T> z, Lanes<T> s, Lanes<T> to) {
+    const Int n = a.points, d = a.features, k = a.columns;
+    const Vec<T> none = {};
+    multiply_lanes<T>(n, k, d, group.key, coef, group.value, -group.gain, true);  // the values serve no more
+    multiply_lanes<T>(n, d, k, group.value, z.t(), to, none + T(1));
+    multiply_lanes<T>(n, d, k, s, coef.t(), to, -group.gain, true);
+}
+
+// P y' - c (P s' + s P') K~
+template <class T>
+void dual_key(const RidgeArguments& a, const Group<T>& group, Lanes<T> coef, Lanes<T> y, Lanes<T> s, Lanes<T> to,
+              Arena& arena) {
+    const Int n = a.points, d = a.features, k = a.columns;
+    const Vec<T> one = Vec<T>{} + T(1);
+    const Lanes<T> both = room<T>(n, n, arena);
+    multiply_lanes<T>(n, n, k, coef, s.t(), both, one);
+    multiply_lanes<T>(n, n, k, s, coef.t(), both, one, true);
+    multiply_lanes<T>(n, d, k, coef, y.t(), to, one);
+    multiply_lanes<T>(n, d, n, both, group.key, to, -group.gain, true);
+}
+
+// Gradients of a register of elements that the plain factor served; none of weight and gain.
+template <class T>
+void backward_group(const RidgeArguments& a, Int b, int count, Arena& arena) {
+    const Int n = a.points, m = a.queries, d = a.features, k = a.columns, size = a.dual ? n : d;
+    const Vec<T> one = Vec<T>{} + T(1);
+    arena.reset();
+    const Group<T> group = read_group<T>(a, b, count, arena);
+    const Lanes<T> grad = read<T>(m, k, a.backward.grad, a.inner, b, count, 1, arena);
+    const Lanes<T> coef = read<T>(size, k, {a.coef, size * k, 0, k}, 1, b, count, 1, arena);
+    const Lanes<T> inverse = saved_inverse<T>(a, b, count, size, arena);
+    for (Int i = 0; a.scale != 1 && i < m * k; ++i) grad.p[i] *= T(a.scale);
+    const Lanes<T> y = room<T>(d, k, arena), s = room<T>(n, k, arena);
+    Lanes<T> map = coef, solved;  // W; Z or S
+    multiply_lanes<T>(d, k, m, group.query.t(), grad, y, one);
+    if (a.dual) {
+        const Lanes<T> seen = room<T>(n, k, arena);
+        multiply_lanes<T>(n, k, d, group.key, y, seen, one);
+        multiply_lanes<T>(n, k, n, inverse, seen, s, one);
+        solved = s;
+        map = room<T>(d, k, arena);
+        if (a.backward.query) multiply_lanes<T>(d, k, n, group.key.t(), coef, map, one);
+    } else {
+        solved = room<T>(d, k, arena);
+        multiply_lanes<T>(d, k, d, inverse, y, solved, one);
+        multiply_lanes<T>(n, k, d, group.key, solved, s, one);
+    }
+    if (a.backward.query) {
+        multiply_lanes<T>(m, d, k, grad, map.t(), group.query, one);  // the queries serve no more
+        write<T>(m, d, count, group.query, a.backward.query, b);
+    }
+    if (a.backward.alpha) alpha_gradient_group<T>(a, b, count, size * k, solved.p, coef.p);
+    if (a.backward.key) {
+        const Lanes<T> to = room<T>(n, d, arena);
+        if (a.dual) {
+            dual_key<T>(a, group, coef, y, s, to, arena);
+        } else {
+            primal_key<T>(a, group, coef, solved, s, to);
+        }
+        scale_lanes<T>(n, d, group.root_weight, to);
+        write<T>(n, d, count, to, a.backward.key, b);
+    }
+    if (a.backward.value) {
+        scale_lanes<T>(n, k, group.root_weight, s);
+        write<T>(n, k, count, s, a.backward.value, b);
+    }
+}
+
+}  // namespace INTENTION_ARCH
