@@ -36,8 +36,8 @@ def forward(*tokens: Tensor | None) -> tuple[Tensor, Tensor] | None:
     query, _, value, *_ = tokens
     answered = query if value is None else value
     assert answered is not None
-    out = torch.empty(answered.shape, dtype=answered.dtype)
-    report = torch.empty(answered.shape[0], 3, dtype=torch.float64)
+    out = answered.new_empty(answered.shape)
+    report = answered.new_empty(answered.shape[0], 3, dtype=torch.float64)
     call(_BLOCK.pack(*given.numbers(None), out.data_ptr(), report.data_ptr(), *(0,) * 8))
     return out, report
 
@@ -54,14 +54,14 @@ def backward(grad: Tensor, *tokens: Tensor | None) -> Pulled | None:
     (batch, _, d), k = key.shape, 0 if value is None else value.shape[2]
     wide = torch.float64
     found = Pulled(
-        torch.empty(query.shape, dtype=query.dtype),
-        torch.empty(key.shape, dtype=key.dtype),
-        None if value is None else torch.empty(value.shape, dtype=value.dtype),
-        None if weight is None else torch.empty(weight.shape, dtype=weight.dtype),
-        torch.empty(batch, dtype=wide),
-        torch.empty(batch, dtype=wide),
-        torch.zeros(batch, d, d, dtype=wide),
-        torch.zeros(batch, d, k, dtype=wide),
+        query.new_empty(query.shape),
+        key.new_empty(key.shape),
+        None if value is None else value.new_empty(value.shape),
+        None if weight is None else weight.new_empty(weight.shape),
+        key.new_empty(batch, dtype=wide),
+        key.new_empty(batch, dtype=wide),
+        key.new_zeros(batch, d, d, dtype=wide),
+        key.new_zeros(batch, d, k, dtype=wide),
     )
     call(_BLOCK.pack(*given.numbers(grad), 0, 0, *map(pointer, found)))
     return found
