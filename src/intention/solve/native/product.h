@@ -97,6 +97,7 @@ inline void column_of_tiles(Int m, Int n, Int depth, In<T> a, const T* b, Int ld
 }
 
 constexpr Int DEPTH = 256;  // rows of B that are used again while they are near
+constexpr Int NEAR = 256;   // entries between rows up to which they are so without a copy
 
 // Wide B: columns of one tile at a time, copied so that its rows lie side by side.
 template <class T>
@@ -123,7 +124,7 @@ void by_rows(Int m, Int n, Int depth, In<T> a, const T* b, Int ldb, T* c, Int ld
                 for (Int j = i / WIDTH<T> * WIDTH<T>; j < n; j += COLUMNS)
                     column_of_tiles(smaller<Int>(TILE_ROWS, m - i), smaller(COLUMNS, n - j), some, al.at(i, 0), bl + j,
                                     ldb, c + i * ldc + j, ldc, scale, add);
-        } else if (m >= 32 && n > COLUMNS && some > 8) {
+        } else if (m >= 32 && n > COLUMNS && some > 8 && ldb > NEAR) {
             wide(m, n, some, al, bl, ldb, c, ldc, scale, add);
         } else {
             for (Int j = 0; j < n; j += COLUMNS)
