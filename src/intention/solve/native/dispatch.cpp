@@ -1,5 +1,6 @@
 // What Python calls: chooses the instruction set when loaded, and splits large batches between threads.
 #include <algorithm>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -52,8 +53,14 @@ int share(Kernel<Arguments> kernel, const Arguments& a, double work_per_element)
     const auto run = [&](int64_t i) {
         status[std::size_t(i)] = kernel(a, a.batch * i / threads, a.batch * (i + 1) / threads);
     };
-    for (int64_t i = 1; i < threads; ++i) others.emplace_back(run, i);
+    others.reserve(std::size_t(threads));
+    int64_t started = 1;
+    try {
+        for (; started < threads; ++started) others.emplace_back(run, started);
+    } catch (const std::system_error&) {  // the machine gives no more threads: this one does the rest
+    }
     run(0);
+    for (; started < threads; ++started) run(started);
     for (std::thread& other : others) other.join();
     return *std::max_element(status.begin(), status.end());
 }
