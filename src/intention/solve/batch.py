@@ -108,7 +108,7 @@ def backward_batch(
     """First-order gradients, each element by the route and in the precision of its forward."""
     shared = problem
     if solver == "auto" and (grads := _compiled(problem, plan, grad, coef, matrix, packed, needs)) is not None:
-        return shaped_like(shared, grads)
+        return grads if grads.query is not None and grads.query.dim() > 3 else shaped_like(shared, grads)
     problem = problem.expanded()
     grad = grad.reshape(problem.query.shape[0], *grad.shape[-2:])
     if solver != "auto":

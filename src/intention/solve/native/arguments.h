@@ -25,7 +25,6 @@ struct RidgeArguments {
     PerElement weight;  // (batch, N), step between rows
     PerElement alpha, gain;
     void *coef, *matrix;  // outputs of the forward, inputs of the backward
-    std::int64_t matrix_is_upper;  // the rows of L' lie side by side
     union {
         struct {
             void *out, *report;  // (batch, M, k); (batch, 3): route, ratio, error

@@ -13,7 +13,7 @@ from intention.solve.problem import Plan
 
 # `status`, as in arguments.h: the worst of all elements
 PLAIN, SOME_REFINED, SOME_LEFT = range(3)
-_COMMON = "12q 4d 12q 6q 3q"
+_COMMON = "12q 4d 12q 6q 2q"
 FORWARD = struct.Struct(_COMMON + "2q")
 BACKWARD = struct.Struct(_COMMON + "2q 4q 7q")
 _PLAIN_TYPES = (Tensor, torch.nn.Parameter)
@@ -24,7 +24,7 @@ _LARGEST = 512
 
 def readable(x: Tensor | None, dtype: torch.dtype) -> bool:
     """Whether the memory can be read as it is: no subclass with its own storage, no pending negation."""
-    return x is None or (type(x) in _PLAIN_TYPES and x.dtype == dtype and x.device.type == "cpu" and not x.is_neg())
+    return x is None or (type(x) in _PLAIN_TYPES and x.dtype == dtype and x.is_cpu and not x.is_neg())
 
 
 def described(x: Tensor) -> tuple[Tensor, tuple[int, int, int, int]]:

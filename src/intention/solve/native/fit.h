@@ -128,7 +128,7 @@ int fit_next(const RidgeArguments& a, Int b, Int to, Fit<T>* fits, Arena& arena)
     return count;
 }
 
-// Sigma^-1, or U = L' with zeros below
+// Sigma^-1, or L = U' with zeros above
 template <class T>
 void keep_factor(const RidgeArguments& a, const Fit<T>& f, Int b, Int n) {
     if (!a.matrix) return;
@@ -137,11 +137,8 @@ void keep_factor(const RidgeArguments& a, const Fit<T>& f, Int b, Int n) {
         copy_rows<T>(n, n, f.solve.inverse, matrix);
         return;
     }
-    const Int size = padded<T>(n);
-    for (Int i = 0; i < n; ++i) {
-        std::memset(matrix + i * n, 0, std::size_t(i) * sizeof(T));
-        std::memcpy(matrix + i * n + i, f.sigma + i * size + i, std::size_t(n - i) * sizeof(T));
-    }
+    transpose<T>(n, n, f.sigma, padded<T>(n), matrix, n);
+    for (Int i = 0; i < n; ++i) std::memset(matrix + i * n + i + 1, 0, std::size_t(n - i - 1) * sizeof(T));
 }
 
 // The solver that a forward left behind.
@@ -151,11 +148,7 @@ Solver<T> saved_solver(const RidgeArguments& a, Int b, Int n, Arena& arena) {
     if (a.inverse) return {n, {nullptr, 0, 0}, rows_of(matrix, n)};  // symmetric
     const Int size = padded<T>(n);
     T *u = arena.zeros<T>(size * size), *reciprocal = arena.take<T>(size), *x = arena.take<T>(size * size);
-    if (a.matrix_is_upper) {
-        for (Int i = 0; i < n; ++i) std::memcpy(u + i * size, matrix + i * n, std::size_t(n) * sizeof(T));
-    } else {
-        transpose<T>(n, n, matrix, n, u, size);
-    }
+    transpose<T>(n, n, matrix, n, u, size);
     for (Int i = 0; i < size; ++i) {
         if (i >= n) u[i * size + i] = 1;
         reciprocal[i] = 1 / u[i * size + i];

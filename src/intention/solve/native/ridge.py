@@ -38,9 +38,9 @@ def forward(problem: Problem, plan: Plan, keep: bool = True) -> Found | None:
     coef = matrix = report[:0]
     if keep:
         coef, matrix = query.new_empty((batch, size, columns)), query.new_empty((batch, size, size))
-    ends = coef.data_ptr() if keep else 0, matrix.data_ptr() if keep else 0, 1, out.data_ptr(), report.data_ptr()
+    ends = coef.data_ptr() if keep else 0, matrix.data_ptr() if keep else 0, out.data_ptr(), report.data_ptr()
     status = function(FORWARD.pack(*block.numbers, *ends))
-    return Found(out, coef, matrix if inverse else matrix.mT, report, status)
+    return Found(out, coef, matrix, report, status)
 
 
 def backward(
@@ -61,8 +61,7 @@ def backward(
         grad, g = described(grad)
     except RuntimeError:  # torch.autograd.grad(is_grads_batched=True): a tensor without memory of its own
         return None
-    coef, upper = coef.contiguous(), matrix.mT.is_contiguous()
-    matrix = matrix if upper else matrix.contiguous()
+    coef, matrix = coef.contiguous(), matrix.contiguous()
     route = (0, 0) if packed.dim() == 1 else (packed.data_ptr(), packed.stride(0))
     batch = alpha.shape[0]
     lead = (batch,) if query.dim() == 3 else query.shape[:-2]
@@ -75,7 +74,7 @@ def backward(
         key.new_empty(batch) if needs_gain else None,
         key.new_empty(batch) if needs.alpha else None,
     )
-    d_query, d_key, d_value, d_weight, d_alpha, d_gain, terms = (pointer(x) for x in grads)
-    ends = coef.data_ptr(), matrix.data_ptr(), upper, *route, *g
+    d_query, d_key, d_value, d_weight, d_alpha, d_gain, terms = map(pointer, grads)
+    ends = coef.data_ptr(), matrix.data_ptr(), *route, *g
     function(BACKWARD.pack(*block.numbers, *ends, d_query, d_key, d_value, d_weight, d_alpha, terms, d_gain))
     return grads

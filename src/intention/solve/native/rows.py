@@ -29,8 +29,8 @@ def forward(
         return None
     batch, n = alpha.shape[0], key.shape[-1]
     out, matrix, ratio = rows.new_empty(rows.shape), rows.new_empty((batch, n, n)), rows.new_empty(batch)
-    status = function(FORWARD.pack(*block.numbers, 0, matrix.data_ptr(), 1, out.data_ptr(), ratio.data_ptr()))
-    return Moved(out, matrix if inverse else matrix.mT, ratio, status)
+    status = function(FORWARD.pack(*block.numbers, 0, matrix.data_ptr(), out.data_ptr(), ratio.data_ptr()))
+    return Moved(out, matrix, ratio, status)
 
 
 def backward(
@@ -53,12 +53,11 @@ def backward(
         grad, g = described(grad)
     except RuntimeError:  # torch.autograd.grad(is_grads_batched=True): a tensor without memory of its own
         return None
-    upper = matrix.mT.is_contiguous()
-    matrix = matrix if upper else matrix.contiguous()
+    matrix = matrix.contiguous()
     batch = alpha.shape[0]
     d_rows, d_key = out.new_empty(out.shape), out.new_empty((batch, *key.shape[-2:]))
     d_weight = None if weight is None else out.new_empty(weight.shape)
     d_alpha, d_gain = out.new_empty(batch), None if gain is None else out.new_empty(batch)
-    places = (pointer(x) for x in (d_rows, d_key, None, d_weight, d_alpha, None, d_gain))
-    function(BACKWARD.pack(*block.numbers, 0, matrix.data_ptr(), upper, 0, 0, *g, *places))
+    places = map(pointer, (d_rows, d_key, None, d_weight, d_alpha, None, d_gain))
+    function(BACKWARD.pack(*block.numbers, 0, matrix.data_ptr(), 0, 0, *g, *places))
     return d_rows, d_key, d_weight, d_alpha, d_gain

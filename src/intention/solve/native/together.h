@@ -154,7 +154,7 @@ bool forward_group(const RidgeArguments& a, Int b, int count, Arena& arena) {
     if (a.coef) write<T>(size, k, count, coef, a.coef, b);
     if (a.matrix) {
         for (Int i = 0; i < size; ++i)
-            for (Int j = 0; j < i; ++j) fit.upper(i, j) = none;
+            for (Int j = 0; j < i; ++j) fit.upper(i, j) = fit.upper(j, i), fit.upper(j, i) = none;
         write<T>(size, size, count, a.inverse ? fit.inverse : fit.upper, a.matrix, b);
     }
     const T eps = sizeof(T) == 4 ? T(__FLT_EPSILON__) : T(__DBL_EPSILON__);
@@ -174,7 +174,7 @@ Lanes<T> saved_inverse(const RidgeArguments& a, Int b, int count, Int n, Arena& 
     Vec<T> reciprocal[SMALL];
     for (Int i = 0; i < n; ++i) {
         reciprocal[i] = T(1) / saved(i, i);
-        for (Int j = 0; j < i && !a.matrix_is_upper; ++j) saved(j, i) = saved(i, j);
+        for (Int j = 0; j < i; ++j) saved(j, i) = saved(i, j);
     }
     invert_together<T>(n, n, saved.p, reciprocal, x.p, inverse.p);
     return inverse;
