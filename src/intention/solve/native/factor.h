@@ -87,19 +87,14 @@ void invert_factor(Int size, const T* u, const T* inverse_root, T* x) {
     }
 }
 
-// Sigma^-1 = X'X
+// Sigma^-1 = X'X, one register of columns at a time: below X's diagonal only.
 template <class T>
 void cross(Int size, const T* x, T* out) {
-    constexpr Int W = WIDTH<T>, COLUMNS = TILE_VECTORS * W;
-    for (Int i = 0; i < size; i += TILE_ROWS)
-        for (Int j = i / W * W; j < size; j += COLUMNS)
-            column_of_tiles<T>(smaller<Int>(TILE_ROWS, size - i), smaller(COLUMNS, size - j), size - j,
-                               {x + j * size + i, 1, size}, x + j * size + j, size, out + i * size + j, size, 1, false);
-    for (Int b = 0; b < size; b += W) {
-        for (Int i = b; i < b + W; ++i)
-            for (Int j = b; j < i; ++j) out[i * size + j] = out[j * size + i];
-        transpose<T>(W, size - b - W, out + b * size + b + W, size, out + (b + W) * size + b, size);
-    }
+    constexpr Int W = WIDTH<T>;
+    for (Int j = 0; j < size; j += W)
+        column_of_tiles<T>(j + W, W, size - j, {x + j * size, 1, size}, x + j * size + j, size, out + j, size, 1, false);
+    for (Int j = 0; j < size; j += W)
+        transpose<T>(W, size - j - W, out + j * size + j + W, size, out + (j + W) * size + j, size);
 }
 
 constexpr Int SMALL = 16;  // up to this size the steps of one factorisation wait for each other: many run at once

@@ -40,6 +40,12 @@ inline Head<T> head_of(const RidgeArguments& a, Int b) {
     return head;
 }
 
+// Whether Q K' (m x n) is a shorter way through the dual than K'P (d x k).
+inline bool scores_cost_less(const RidgeArguments& a) {
+    const Int n = a.points, m = a.queries, d = a.features, k = a.columns;
+    return m * n * (d + k) < (n + m) * d * k;
+}
+
 // rows - mean
 template <class T>
 T* subtract(Int m, Int n, In<T> rows, const T* mean, T* to) {

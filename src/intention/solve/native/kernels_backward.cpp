@@ -93,7 +93,7 @@ void key_gradient_primal(const RidgeArguments& a, const Task<T>& t, In<T> zt, In
     } else {  // V Z' - c K (Z W' + W Z')
         const Mat<T> both = rows_of(arena.take<T>(d * d), d);
         multiply<T>(d, d, k, zt.t(), wt, both);
-        multiply<T>(d, d, k, wt.t(), zt, both, 1, true);
+        plus_transpose(d, both.p, arena.take<T>(d * d));
         multiply<T>(n, d, k, t.head.value, zt, to);
         multiply<T>(n, d, d, t.head.key, both, to, -t.head.gain, true);
     }
@@ -125,45 +125,72 @@ void primal(const RidgeArguments& a, const Task<T>& t, const Wanted<T>& out, Are
     if (out.gain) *out.gain = -dot_rows(n * k, s, fitted);
 }
 
+// Sigma s = K~ y for y = Q'g, then the step of refinement that the forward took: K~ (y - c K~'s) - alpha s
+template <class T>
+void solve_dual(const RidgeArguments& a, const Task<T>& t, In<T> key, In<T> y, Mat<T> s, Arena& arena) {
+    const Int n = a.points, d = a.features, k = a.columns;
+    const Mat<T> ky = columns<T>(n, k, t.as_rows, arena);
+    multiply<T>(n, k, d, key, y, ky);
+    t.solve(k, ky, s, arena);
+    if (!t.refined) return;
+    const Mat<T> outside = columns<T>(d, k, t.as_rows, arena), step = columns<T>(n, k, t.as_rows, arena);
+    std::memcpy(outside.p, y.p, std::size_t(d * k) * sizeof(T));
+    multiply<T>(d, k, n, key.t(), s, outside, -t.head.gain, true);
+    multiply<T>(n, k, d, key, outside, ky);
+    for (Int i = 0; i < n * k; ++i) ky.p[i] -= t.head.alpha * s.p[i];
+    t.solve(k, ky, step, arena);
+    for (Int i = 0; i < n * k; ++i) s.p[i] += step.p[i];
+}
+
+// s, and g W' and P y' where they go, by way of the d x k matrices y = Q'g and W' = P'K~
+template <class T>
+void dual_by_maps(const RidgeArguments& a, const Task<T>& t, In<T> key, Mat<T> s, const Wanted<T>& out, Arena& arena) {
+    const Int n = a.points, m = a.queries, d = a.features, k = a.columns;
+    const Mat<T> y = columns<T>(d, k, t.as_rows, arena), wt = rows_of(arena.take<T>(k * d), d);
+    multiply<T>(d, k, m, t.head.query.t(), t.grad, y);
+    solve_dual<T>(a, t, key, y, s, arena);
+    if (out.key) multiply<T>(n, d, k, t.coef, y.t(), rows_of(out.key, d));
+    if (!out.query && !out.gain) return;
+    multiply<T>(k, d, n, t.coef.t(), key, wt);
+    if (out.query) multiply<T>(m, d, k, t.grad, wt, rows_of(out.query, d));
+    if (!out.gain) return;
+    T* ks = arena.take<T>(k * d);
+    multiply<T>(k, d, n, s.t(), key, rows_of(ks, d));
+    *out.gain = -dot_rows(k * d, ks, wt.p);
+}
+
+// The same by way of the m x n matrices Q K~' and g P'
+template <class T>
+void dual_by_scores(const RidgeArguments& a, const Task<T>& t, In<T> key, Mat<T> s, const Wanted<T>& out, Arena& arena) {
+    const Int n = a.points, m = a.queries, d = a.features, k = a.columns;
+    const Mat<T> scores = rows_of(arena.take<T>(m * n), n), ky = columns<T>(n, k, t.as_rows, arena);
+    multiply<T>(m, n, d, t.head.query, key.t(), scores);
+    multiply<T>(n, k, m, scores.t(), t.grad, ky);
+    t.solve(k, ky, s, arena);
+    if (!out.query && !out.key) return;
+    multiply<T>(m, n, k, t.grad, t.coef.t(), scores);
+    if (out.query) multiply<T>(m, d, n, scores, key, rows_of(out.query, d));
+    if (out.key) multiply<T>(n, d, m, scores.t(), t.head.query, rows_of(out.key, d));
+}
+
 template <class T>
 void dual(const RidgeArguments& a, const Task<T>& t, const Wanted<T>& out, Arena& arena) {
-    const Int n = a.points, m = a.queries, d = a.features, k = a.columns;
-    const T gain = t.head.gain;
+    const Int n = a.points, d = a.features, k = a.columns;
     T* root_weight = t.head.weight ? arena.take<T>(n) : nullptr;
     for (Int i = 0; root_weight && i < n; ++i) root_weight[i] = root(t.head.weight[i]);
     const In<T> key = weighted(n, d, t.head.key, t.head.weight, arena);
-    const Mat<T> y = columns<T>(d, k, t.as_rows, arena), ky = columns<T>(n, k, t.as_rows, arena),
-                 s = columns<T>(n, k, t.as_rows, arena);
-    multiply<T>(d, k, m, t.head.query.t(), t.grad, y);
-    multiply<T>(n, k, d, key, y, ky);
-    t.solve(k, ky, s, arena);
-    if (t.refined) {  // K~ (y - c K~'s) - alpha s
-        const Mat<T> outside = columns<T>(d, k, t.as_rows, arena), step = columns<T>(n, k, t.as_rows, arena);
-        std::memcpy(outside.p, y.p, std::size_t(d * k) * sizeof(T));
-        multiply<T>(d, k, n, key.t(), s, outside, -gain, true);
-        multiply<T>(n, k, d, key, outside, ky);
-        for (Int i = 0; i < n * k; ++i) ky.p[i] -= t.head.alpha * s.p[i];
-        t.solve(k, ky, step, arena);
-        for (Int i = 0; i < n * k; ++i) s.p[i] += step.p[i];
-    }
-    if (out.query || out.gain) {
-        T* wt = arena.take<T>(k * d);  // W' = P'K~
-        multiply<T>(k, d, n, t.coef.t(), key, rows_of(wt, d));
-        if (out.query) multiply<T>(m, d, k, t.grad, rows_of<const T>(wt, d), rows_of(out.query, d));
-        if (out.gain) {
-            T* ks = arena.take<T>(k * d);
-            multiply<T>(k, d, n, s.t(), key, rows_of(ks, d));
-            *out.gain = -dot_rows(k * d, ks, wt);
-        }
+    const Mat<T> s = columns<T>(n, k, t.as_rows, arena);
+    if (scores_cost_less(a) && !t.refined && !out.gain) {
+        dual_by_scores(a, t, key, s, out, arena);
+    } else {
+        dual_by_maps(a, t, key, s, out, arena);
     }
     if (out.alpha) alpha_gradient(n * k, s.p, t.coef.p, out.alpha, out.alpha_terms);
     if (out.key) {  // P y' - c (P s' + s P') K~
         const Mat<T> both = rows_of(arena.take<T>(n * n), n), to = rows_of(out.key, d);
-        const In<T> st = transposed<T>(n, k, s, arena), pt = transposed<T>(n, k, t.coef, arena);
-        multiply<T>(n, n, k, t.coef, st, both);
-        multiply<T>(n, n, k, s, pt, both, 1, true);
-        multiply<T>(n, d, k, t.coef, transposed<T>(d, k, y, arena), to);
-        multiply<T>(n, d, n, both, key, to, -gain, true);
+        multiply<T>(n, n, k, t.coef, s.t(), both);
+        plus_transpose(n, both.p, arena.take<T>(n * n));
+        multiply<T>(n, d, n, both, key, to, -t.head.gain, true);
         scale_rows(n, d, root_weight, to);
     }
     if (out.value) {

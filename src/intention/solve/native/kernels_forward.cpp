@@ -13,7 +13,7 @@ void project(const RidgeArguments& a, const Fit<T>& f, In<T> coef, T scale, T* o
     const Int n = a.points, m = a.queries, d = a.features, k = a.columns;
     if (!a.dual) {
         multiply<T>(m, k, d, f.head.query, coef, rows_of(out, k), scale);
-    } else if ((n + m) * d * k <= m * n * (d + k)) {
+    } else if (!scores_cost_less(a)) {
         const Mat<T> map = columns<T>(d, k, coef.rs == 1, arena);
         multiply<T>(d, k, n, f.key.t(), coef, map);
         multiply<T>(m, k, d, f.head.query, map, rows_of(out, k), scale);
@@ -25,13 +25,6 @@ void project(const RidgeArguments& a, const Fit<T>& f, In<T> coef, T scale, T* o
             multiply<T>(some, k, n, rows_of<const T>(scores, n), coef, rows_of(out + i * k, k), scale);
         }
     }
-}
-
-template <class T>
-void predict(const RidgeArguments& a, const Fit<T>& f, In<T> coef, T* out, Arena& arena) {
-    project<T>(a, f, coef, T(a.scale), out, arena);
-    for (Int i = 0; f.head.mean_value && i < a.queries; ++i)
-        for (Int j = 0; j < a.columns; ++j) out[i * a.columns + j] += f.head.mean_value[j];
 }
 
 // One refinement step, its residual taken from K and V: V~ - c K~K~'P - alpha P, or K~'(V~ - c K~W) - alpha W
@@ -69,19 +62,18 @@ T relative_size(Int count, const T* step, const T* whole) {
     return T(__builtin_sqrt(above) / larger(__builtin_sqrt(below), tiny));
 }
 
-// Refines coefficients and prediction in place where that succeeds.
+// Refines coefficients and prediction (without means) in place where that succeeds.
 template <class T>
 bool refine(const RidgeArguments& a, const Fit<T>& f, Mat<T> coef, T* out, T& error, Arena& arena) {
     const Int count = a.queries * a.columns;
     const Mat<T> step = columns<T>(f.solve.n, a.columns, coef.rs == 1, arena);
     refinement<T>(a, f, coef, step, arena);
-    T *moved = arena.take<T>(count), *whole = arena.take<T>(count);
-    project<T>(a, f, step, 1, moved, arena);
-    project<T>(a, f, coef, 1, whole, arena);
-    const T size = relative_size(count, moved, whole);
+    T* moved = arena.take<T>(count);
+    project<T>(a, f, step, T(a.scale), moved, arena);
+    const T size = relative_size(count, moved, out);
     if (!(size < T(a.small_correction))) return false;
     for (Int i = 0; i < f.solve.n * a.columns; ++i) coef.p[i] += step.p[i];
-    predict<T>(a, f, coef, out, arena);
+    for (Int i = 0; i < count; ++i) out[i] += moved[i];
     error = size;
     return true;
 }
@@ -106,13 +98,15 @@ Status finish(const RidgeArguments& a, const Fit<T>& f, Int b, Int n, Arena& are
         rhs = y;
     }
     f.solve(k, rhs, coef, arena);
-    predict<T>(a, f, coef, out, arena);
+    project<T>(a, f, coef, T(a.scale), out, arena);
     const T ratio = screened(a, f, ratio_of(a, f, n, arena));
     const T eps = sizeof(T) == 4 ? T(__FLT_EPSILON__) : T(__DBL_EPSILON__);
     report[0] = a.dual ? DUAL : PRIMAL, report[1] = ratio, report[2] = ratio * eps;
     Status status = ratio < T(a.easy) ? PLAIN : SOME_LEFT;
     if (status != PLAIN && ratio < T(a.hard) && refine(a, f, coef, out, report[2], arena))
         status = SOME_REFINED, report[0] = REFINED;
+    for (Int i = 0; f.head.mean_value && i < a.queries; ++i)
+        for (Int j = 0; j < k; ++j) out[i * k + j] += f.head.mean_value[j];
     if (as_rows && a.coef) transpose<T>(k, n, coef.p, n, kept, k);
     keep_factor(a, f, b, n);
     return status;

@@ -43,8 +43,7 @@ int transform_gradients(const RidgeArguments& a, Int from, Int to) {
         T trace = 0;
         for (Int i = 0; i < d; ++i) trace += both(i, i);
         static_cast<T*>(to_.alpha)[b] = trace;
-        for (Int i = 0; i < d; ++i)
-            for (Int j = 0; j <= i; ++j) both(i, j) = both(j, i) = both(i, j) + both(j, i);
+        plus_transpose(d, both.p, arena.take<T>(d * d));
         multiply<T>(n, d, d, head.key, both, key);
         if (!to_.weight && !to_.gain) continue;
         T gain = 0;

@@ -70,36 +70,39 @@ inline void join(Int& rows, Int& columns, Int row) {
 
 template <class T>
 void mix(Int rows, Int columns, Spread<const T> from, Vec<T>* to) {
-    constexpr Int W = WIDTH<T>;
+    constexpr int W = WIDTH<T>;
     join(rows, columns, from.row);
-    alignas(BYTES) T block[W * W];
     for (Int i = 0; i < rows; ++i)
         for (Int j = 0; j < columns; j += W) {
-            const int some = int(smaller(W, columns - j));
-            for (Int g = 0; g < W; ++g) {
-                const T* p = from.p[g] + i * from.row + j;
-                store<T>(block + g * W, some < W ? load_part(p, some) : load<T>(p));
+            const int some = int(smaller<Int>(W, columns - j));
+            Vec<T> x[W];
+#pragma GCC unroll 16
+            for (int g = 0; g < W; ++g) x[g] = load_some<T>(from.p[g] + i * from.row + j, some);
+            turn<T>(x);
+#pragma GCC unroll 16
+            for (int r = 0; r < W; ++r) {
+                if (r >= some) break;
+                to[i * columns + j + r] = x[r];
             }
-            transpose_block<T>(W, some, block, W, reinterpret_cast<T*>(to + i * columns + j), W);
         }
 }
 
 template <class T>
 void unmix(Int rows, Int columns, int count, const Vec<T>* from, Spread<T> to) {
-    constexpr Int W = WIDTH<T>;
+    constexpr int W = WIDTH<T>;
     join(rows, columns, to.row);
-    alignas(BYTES) T block[W * W];
+    const Vec<T> none = {};
     for (Int i = 0; i < rows; ++i)
         for (Int j = 0; j < columns; j += W) {
-            const int some = int(smaller(W, columns - j));
-            transpose_block<T>(some, W, reinterpret_cast<const T*>(from + i * columns + j), W, block, W);
-            for (int g = 0; g < count; ++g) {
-                T* p = to.p[g] + i * to.row + j;
-                if (some < W) {
-                    store_part(p, load<T>(block + g * W), some);
-                } else {
-                    store<T>(p, load<T>(block + g * W));
-                }
+            const int some = int(smaller<Int>(W, columns - j));
+            Vec<T> x[W];
+#pragma GCC unroll 16
+            for (int r = 0; r < W; ++r) x[r] = r < some ? from[i * columns + j + r] : none;
+            turn<T>(x);
+#pragma GCC unroll 16
+            for (int g = 0; g < W; ++g) {
+                if (g >= count) break;
+                store_some<T>(to.p[g] + i * to.row + j, x[g], some);
             }
         }
 }

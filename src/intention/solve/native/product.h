@@ -1,7 +1,7 @@
 // Products of small matrices that need no packing: C = scale A B, or C += scale A B.
 #pragma once
 
-#include "vector.h"
+#include "transpose.h"
 
 namespace INTENTION_ARCH {
 
@@ -133,6 +133,24 @@ void by_rows(Int m, Int n, Int depth, In<T> a, const T* b, Int ldb, T* c, Int ld
     }
 }
 
+// B' has contiguous rows: turned, one tile of its columns at a time. Worth its while from a few rows of A on.
+template <class T>
+void by_turned_rows(Int m, Int n, Int depth, In<T> a, const T* b, Int ldb, T* c, Int ldc, T scale, bool add, Part part) {
+    constexpr Int COLUMNS = TILE_VECTORS * WIDTH<T>;
+    alignas(64) T panel[DEPTH * COLUMNS];
+    for (Int l = 0; l < depth; l += DEPTH, add = true) {
+        const Int some = smaller(DEPTH, depth - l);
+        for (Int j = 0; j < n; j += COLUMNS) {
+            const Int columns = smaller(COLUMNS, n - j), full = part == UPPER ? smaller(j, m) : m;
+            transpose<T>(columns, some, b + j * ldb + l, ldb, panel, COLUMNS);
+            if (full) column_of_tiles(full, columns, some, a.at(0, l), panel, COLUMNS, c + j, ldc, scale, add);
+            if (full < m)
+                by_rows(smaller(m - full, columns), columns, some, a.at(full, l), panel, COLUMNS, c + full * ldc + j, ldc,
+                        scale, add, UPPER);
+        }
+    }
+}
+
 // ---- vectors along the depth: A and B' both have contiguous rows, C may have any strides ----
 
 template <class T, int R, int S>
@@ -232,8 +250,17 @@ void multiply(Int m, Int n, Int depth, In<T> a, In<T> b, Mat<T> c, T scale = 1, 
     constexpr Int W = WIDTH<T>, NEVER = INT64_MAX;
     const Int rows = b.cs == 1 && c.cs == 1 ? m * ceil_div(n, W) * depth : NEVER;
     const Int columns = a.rs == 1 && c.rs == 1 && part == FULL ? n * ceil_div(m, W) * depth : NEVER;
-    const Int dot = a.cs == 1 && b.rs == 1 ? m * n * (ceil_div(depth, W) + 4) : NEVER;
-    if (depth > 0 && rows != NEVER && rows <= columns && rows <= dot) {
+    const Int of_dots = part == UPPER ? m * 5 / 8 : m, of_tiles = part == UPPER ? m * 3 / 4 : m;  // rows, as measured
+    const Int dot = a.cs == 1 && b.rs == 1 ? of_dots * n * (ceil_div(depth, W) + 4) : NEVER;
+    constexpr Int TURNING = 9;  // B, in rows of A
+    const Int turned = b.rs == 1 && c.cs == 1 ? (of_tiles + TURNING) * ceil_div(n, W) * depth : NEVER;
+    const Int also = a.cs == 1 && c.rs == 1 && part == FULL ? (n + TURNING) * ceil_div(m, W) * depth : NEVER;
+    const Int straight = smaller(smaller(rows, columns), dot);
+    if (depth > 0 && turned < straight && turned <= also) {
+        by_turned_rows<T>(m, n, depth, a, b.p, b.cs, c.p, c.rs, scale, add, part);
+    } else if (depth > 0 && also < straight) {
+        by_turned_rows<T>(n, m, depth, b.t(), a.p, a.rs, c.p, c.cs, scale, add, FULL);
+    } else if (depth > 0 && rows != NEVER && rows <= columns && rows <= dot) {
         by_rows<T>(m, n, depth, a, b.p, b.rs, c.p, c.rs, scale, add, part);
     } else if (depth > 0 && columns != NEVER && columns <= dot) {
         by_rows<T>(n, m, depth, b.t(), a.p, a.cs, c.p, c.cs, scale, add, FULL);
@@ -242,60 +269,6 @@ void multiply(Int m, Int n, Int depth, In<T> a, In<T> b, Mat<T> c, T scale = 1, 
     } else {
         by_entries<T>(m, n, depth, a, b, c, scale, add);
     }
-}
-
-#ifdef INTENTION_SHUFFLE
-template <class T, int H, int... I>
-inline void swap_blocks(Vec<T>& a, Vec<T>& b, Indices<I...>) {
-    constexpr int W = WIDTH<T>;
-    const Vec<T> first = __builtin_shufflevector(a, b, (I / H % 2 == 0 ? I : W + I - H)...);
-    b = __builtin_shufflevector(a, b, (I / H % 2 == 0 ? I + H : W + I)...);
-    a = first;
-}
-template <class T, int H>
-inline void transpose_square(Vec<T>* x) {
-    constexpr int W = WIDTH<T>;
-#pragma GCC unroll 16
-    for (int r = 0; r < W; ++r)
-        if (r % (2 * H) < H) swap_blocks<T, H>(x[r], x[r + H], typename Count<W>::type());
-    if constexpr (H > 1) transpose_square<T, H / 2>(x);
-}
-
-// A square of one register's width: rows are loaded, turned within registers and stored.
-template <class T>
-inline void transpose_block(int m, int n, const T* from, Int ld, T* to, Int ldt) {
-    constexpr int W = WIDTH<T>;
-    Vec<T> x[W];
-    const Vec<T> none = {};
-#pragma GCC unroll 16
-    for (int r = 0; r < W; ++r) x[r] = r >= m ? none : n < W ? load_part(from + r * ld, n) : load<T>(from + r * ld);
-    transpose_square<T, W / 2>(x);
-#pragma GCC unroll 16
-    for (int r = 0; r < W; ++r) {
-        if (r >= n) break;
-        if (m < W) {
-            store_part(to + r * ldt, x[r], m);
-        } else {
-            store<T>(to + r * ldt, x[r]);
-        }
-    }
-}
-#else
-template <class T>
-inline void transpose_block(int m, int n, const T* from, Int ld, T* to, Int ldt) {
-    for (int r = 0; r < m; ++r)
-        for (int s = 0; s < n; ++s) to[s * ldt + r] = from[r * ld + s];
-}
-#endif
-
-// to (n x m) = from (m x n)'
-template <class T>
-void transpose(Int m, Int n, const T* from, Int ld, T* to, Int ldt) {
-    constexpr Int W = WIDTH<T>;
-    for (Int i = 0; i < m; i += W)
-        for (Int j = 0; j < n; j += W)
-            transpose_block<T>(int(smaller(W, m - i)), int(smaller(W, n - j)), from + i * ld + j, ld, to + j * ldt + i,
-                               ldt);
 }
 
 }  // namespace INTENTION_ARCH

@@ -52,12 +52,12 @@ Vec<T> read_each(const PerElement& x, Int b, int count, T otherwise) {
 }
 
 template <class T>
-Group<T> read_group(const RidgeArguments& a, Int b, int count, Arena& arena) {
+Group<T> read_group(const RidgeArguments& a, Int b, int count, bool with_values, Arena& arena) {
     const Int n = a.points, d = a.features, k = a.columns;
     Group<T> group;
     group.query = read<T>(a.queries, d, a.query, a.inner, b, count, 1, arena);
     group.key = read<T>(n, d, a.key, a.inner, b, count, a.times, arena);
-    group.value = read<T>(n, k, a.value, a.inner, b, count, a.times, arena);
+    if (with_values) group.value = read<T>(n, k, a.value, a.inner, b, count, a.times, arena);
     group.alpha = read_each<T>(a.alpha, b, count, 0), group.gain = read_each<T>(a.gain, b, count, 1);
     group.root_weight.p = nullptr;
     group.allowed = true;
@@ -70,7 +70,7 @@ Group<T> read_group(const RidgeArguments& a, Int b, int count, Arena& arena) {
         for (int g = 0; g < WIDTH<T>; ++g) group.allowed &= w[g] >= 0;
         w = roots(w);
         for (Int j = 0; j < d; ++j) group.key(i, j) *= w;
-        for (Int j = 0; j < k; ++j) group.value(i, j) *= w;
+        for (Int j = 0; j < k && with_values; ++j) group.value(i, j) *= w;
     }
     return group;
 }
@@ -126,7 +126,7 @@ bool forward_group(const RidgeArguments& a, Int b, int count, Arena& arena) {
     const Int n = a.points, m = a.queries, d = a.features, k = a.columns, size = a.dual ? n : d;
     const Vec<T> none = {}, one = none + T(1);
     arena.reset();
-    const Group<T> group = read_group<T>(a, b, count, arena);
+    const Group<T> group = read_group<T>(a, b, count, true, arena);
     const GroupFit<T> fit = fit_group<T>(a, group, size, arena);
     if (fit.failed || !group.allowed) return false;
     for (int g = 0; g < count; ++g)
@@ -141,7 +141,7 @@ bool forward_group(const RidgeArguments& a, Int b, int count, Arena& arena) {
     const Vec<T> scale = none + T(a.scale);
     if (!a.dual) {
         multiply_lanes<T>(m, k, d, group.query, coef, out, scale);
-    } else if ((n + m) * d * k <= m * n * (d + k)) {
+    } else if (!scores_cost_less(a)) {
         const Lanes<T> map = room<T>(d, k, arena);
         multiply_lanes<T>(d, k, n, group.key.t(), coef, map, one);
         multiply_lanes<T>(m, k, d, group.query, map, out, scale);
@@ -201,74 +201,76 @@ void alpha_gradient_group(const RidgeArguments& a, Int b, int count, Int size, c
     }
 }
 
-// K~'s share of the gradient: R Z' - c S W' with R = V~ - c K~W
+// S, then Q's gradient over Q and K~'s into `to`, by way of the d x k matrices Q'g and K~'P or the m x n matrices Q K~'
+// and g P', whichever are smaller.
 template <class T>
-void primal_key(const RidgeArguments& a, const Group<T>& group, Lanes<T> coef, Lanes<T> z, Lanes<T> s, Lanes<T> to) {
-    const Int n = a.points, d = a.features, k = a.columns;
-    const Vec<T> none = {};
-    multiply_lanes<T>(n, k, d, group.key, coef, group.value, -group.gain, true);  // the values serve no more
-    multiply_lanes<T>(n, d, k, group.value, z.t(), to, none + T(1));
-    multiply_lanes<T>(n, d, k, s, coef.t(), to, -group.gain, true);
+void dual_group(const RidgeArguments& a, const Group<T>& group, Lanes<T> grad, Lanes<T> coef, Lanes<T> inverse, Lanes<T> s,
+                Lanes<T> to, Arena& arena) {
+    const Int n = a.points, m = a.queries, d = a.features, k = a.columns;
+    const Vec<T> one = Vec<T>{} + T(1);
+    const Lanes<T> seen = room<T>(n, k, arena), both = room<T>(n, n, arena);
+    if (scores_cost_less(a)) {
+        const Lanes<T> scores = room<T>(m, n, arena);
+        multiply_lanes<T>(m, n, d, group.query, group.key.t(), scores, one);
+        multiply_lanes<T>(n, k, m, scores.t(), grad, seen, one);
+        multiply_lanes<T>(m, n, k, grad, coef.t(), scores, one);
+        if (a.backward.key) multiply_lanes<T>(n, d, m, scores.t(), group.query, to, one);
+        if (a.backward.query) multiply_lanes<T>(m, d, n, scores, group.key, group.query, one);
+    } else {
+        const Lanes<T> map = room<T>(d, k, arena);
+        multiply_lanes<T>(d, k, m, group.query.t(), grad, map, one);
+        multiply_lanes<T>(n, k, d, group.key, map, seen, one);
+        if (a.backward.key) multiply_lanes<T>(n, d, k, coef, map.t(), to, one);
+        multiply_lanes<T>(d, k, n, group.key.t(), coef, map, one);
+        if (a.backward.query) multiply_lanes<T>(m, d, k, grad, map.t(), group.query, one);
+    }
+    multiply_lanes<T>(n, k, n, inverse, seen, s, one);
+    if (!a.backward.key) return;
+    multiply_lanes<T>(n, n, k, coef, s.t(), both, one);
+    for (Int i = 0; i < n; ++i)
+        for (Int j = 0; j <= i; ++j) both(i, j) = both(j, i) = both(i, j) + both(j, i);
+    multiply_lanes<T>(n, d, n, both, group.key, to, -group.gain, true);
 }
 
-// P y' - c (P s' + s P') K~
+// The same of the primal, with Z (d, k) and S = K~Z: R Z' - c S W' with R = V~ - c K~W
 template <class T>
-void dual_key(const RidgeArguments& a, const Group<T>& group, Lanes<T> coef, Lanes<T> y, Lanes<T> s, Lanes<T> to,
-              Arena& arena) {
-    const Int n = a.points, d = a.features, k = a.columns;
+void primal_group(const RidgeArguments& a, const Group<T>& group, Lanes<T> grad, Lanes<T> coef, Lanes<T> inverse,
+                  Lanes<T> z, Lanes<T> s, Lanes<T> to, Arena& arena) {
+    const Int n = a.points, m = a.queries, d = a.features, k = a.columns;
     const Vec<T> one = Vec<T>{} + T(1);
-    const Lanes<T> both = room<T>(n, n, arena);
-    multiply_lanes<T>(n, n, k, coef, s.t(), both, one);
-    multiply_lanes<T>(n, n, k, s, coef.t(), both, one, true);
-    multiply_lanes<T>(n, d, k, coef, y.t(), to, one);
-    multiply_lanes<T>(n, d, n, both, group.key, to, -group.gain, true);
+    const Lanes<T> y = room<T>(d, k, arena);
+    multiply_lanes<T>(d, k, m, group.query.t(), grad, y, one);
+    multiply_lanes<T>(d, k, d, inverse, y, z, one);
+    multiply_lanes<T>(n, k, d, group.key, z, s, one);
+    if (a.backward.query) multiply_lanes<T>(m, d, k, grad, coef.t(), group.query, one);
+    if (!a.backward.key) return;
+    multiply_lanes<T>(n, k, d, group.key, coef, group.value, -group.gain, true);
+    multiply_lanes<T>(n, d, k, group.value, z.t(), to, one);
+    multiply_lanes<T>(n, d, k, s, coef.t(), to, -group.gain, true);
 }
 
 // Gradients of a register of elements that the plain factor served; none of weight and gain.
 template <class T>
 void backward_group(const RidgeArguments& a, Int b, int count, Arena& arena) {
     const Int n = a.points, m = a.queries, d = a.features, k = a.columns, size = a.dual ? n : d;
-    const Vec<T> one = Vec<T>{} + T(1);
     arena.reset();
-    const Group<T> group = read_group<T>(a, b, count, arena);
+    const Group<T> group = read_group<T>(a, b, count, !a.dual, arena);
     const Lanes<T> grad = read<T>(m, k, a.backward.grad, a.inner, b, count, 1, arena);
     const Lanes<T> coef = read<T>(size, k, {a.coef, size * k, 0, k}, 1, b, count, 1, arena);
     const Lanes<T> inverse = saved_inverse<T>(a, b, count, size, arena);
     for (Int i = 0; a.scale != 1 && i < m * k; ++i) grad.p[i] *= T(a.scale);
-    const Lanes<T> y = room<T>(d, k, arena), s = room<T>(n, k, arena);
-    Lanes<T> map = coef, solved;  // W; Z or S
-    multiply_lanes<T>(d, k, m, group.query.t(), grad, y, one);
+    const Lanes<T> s = room<T>(n, k, arena), solved = a.dual ? s : room<T>(d, k, arena), key = room<T>(n, d, arena);
     if (a.dual) {
-        const Lanes<T> seen = room<T>(n, k, arena);
-        multiply_lanes<T>(n, k, d, group.key, y, seen, one);
-        multiply_lanes<T>(n, k, n, inverse, seen, s, one);
-        solved = s;
-        map = room<T>(d, k, arena);
-        if (a.backward.query) multiply_lanes<T>(d, k, n, group.key.t(), coef, map, one);
+        dual_group<T>(a, group, grad, coef, inverse, s, key, arena);
     } else {
-        solved = room<T>(d, k, arena);
-        multiply_lanes<T>(d, k, d, inverse, y, solved, one);
-        multiply_lanes<T>(n, k, d, group.key, solved, s, one);
+        primal_group<T>(a, group, grad, coef, inverse, solved, s, key, arena);
     }
-    if (a.backward.query) {
-        multiply_lanes<T>(m, d, k, grad, map.t(), group.query, one);  // the queries serve no more
-        write<T>(m, d, count, group.query, a.backward.query, b);
-    }
+    if (a.backward.query) write<T>(m, d, count, group.query, a.backward.query, b);
     if (a.backward.alpha) alpha_gradient_group<T>(a, b, count, size * k, solved.p, coef.p);
-    if (a.backward.key) {
-        const Lanes<T> to = room<T>(n, d, arena);
-        if (a.dual) {
-            dual_key<T>(a, group, coef, y, s, to, arena);
-        } else {
-            primal_key<T>(a, group, coef, solved, s, to);
-        }
-        scale_lanes<T>(n, d, group.root_weight, to);
-        write<T>(n, d, count, to, a.backward.key, b);
-    }
-    if (a.backward.value) {
-        scale_lanes<T>(n, k, group.root_weight, s);
-        write<T>(n, k, count, s, a.backward.value, b);
-    }
+    scale_lanes<T>(n, d, group.root_weight, key);
+    if (a.backward.key) write<T>(n, d, count, key, a.backward.key, b);
+    scale_lanes<T>(n, k, group.root_weight, s);
+    if (a.backward.value) write<T>(n, k, count, s, a.backward.value, b);
 }
 
 }  // namespace INTENTION_ARCH
