@@ -43,11 +43,11 @@ Solution = tuple[Tensor, Tensor, Tensor, Tensor]
 def solve_batch(problem: Problem, plan: Plan, solver: str, trusted: bool, keep: bool = True) -> Solution:
     """The one implementation: (out, coefficients, factor, packed report).
 
-    Without `keep` there will be no backward: the coefficients and the factor may be empty.
+    Without `keep` there will be no backward: the coefficients and the factor may be anything.
     """
-    shape = (*problem.query.shape[:-1], problem.value.shape[-1])
     if solver == "auto" and (found := native.forward(problem, plan, keep)) is not None:
         return _checked(problem, plan, found)
+    shape = (*problem.query.shape[:-1], problem.value.shape[-1])
     problem = problem.expanded()
     if solver != "auto":
         out, fitted, packed = _named(problem, plan, solver, trusted)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -16,6 +15,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 # Private to torch but used by autograd.Function itself; without it every call takes the slower, always right way.
 _transforms_active: Callable[[], bool] = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
+_any_autocast: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
+_unwrap_dead_wrappers: Callable[..., Any] | None = getattr(torch._functorch.utils, "unwrap_dead_wrappers", None)
 
 
 def no_autocast(function: F) -> F:
@@ -26,6 +27,8 @@ def no_autocast(function: F) -> F:
 
     @functools.wraps(function)
     def wrapped(first: Any, *args: Any) -> Any:
+        if not _any_autocast():
+            return function(first, *args)
         device = (first if isinstance(first, Tensor) else first[0]).device.type
         if torch.is_autocast_enabled(device):
             with torch.autocast(device, enabled=False):
@@ -61,7 +64,12 @@ def gradient_free(*tensors: Tensor | None) -> bool:
         for t in tensors:
             if t is not None and t.requires_grad:
                 return False
-    return not _transforms_active() and getattr(forward_ad, "_current_level", 0) < 0
+    return not (_transforms_active() or forward_mode())
+
+
+def forward_mode() -> bool:
+    """Tangents may travel along."""
+    return getattr(forward_ad, "_current_level", 0) >= 0
 
 
 def eager() -> bool:
@@ -74,10 +82,14 @@ def unobserved() -> bool:
     return not (torch.is_grad_enabled() or _transforms_active())
 
 
-def accept_any_arguments(function: type[torch.autograd.Function]) -> None:
-    """torch binds the arguments of `apply` by inspection, 30 us a call; a ready signature makes that 3."""
-    anything = inspect.Signature([inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL)])
-    function.forward.__signature__ = anything  # type: ignore[attr-defined]
+class Door(torch.autograd.Function):
+    """torch binds the arguments of `apply` by inspection, 10 to 30 us a call. Ours are positional and complete."""
+
+    @classmethod
+    def apply(cls, *args: Any) -> Any:
+        if _transforms_active() or _unwrap_dead_wrappers is None:
+            return super().apply(*args)
+        return super(torch.autograd.Function, cls).apply(*_unwrap_dead_wrappers(args))  # type: ignore[misc]
 
 
 def gather_batch(x: Any, dim: int | None, size: int) -> Any:

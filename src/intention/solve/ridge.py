@@ -14,8 +14,9 @@ from torch import Tensor
 from intention import checks
 from intention.solve.batch import backward_batch, cast_grads, shaped_like, solve_batch
 from intention.solve.doors import (
-    accept_any_arguments,
+    Door,
     compiling,
+    forward_mode,
     gather_batch,
     gradient_free,
     no_autocast,
@@ -103,7 +104,7 @@ def _by_ladder(key: Tensor, value: Tensor, weight: Tensor | None, alpha: Tensor,
     return ridge(Problem(unit, key, value, weight, alpha, gain), Plan(False, False, 1.0), "auto", True)[0]
 
 
-class Ridge(torch.autograd.Function):
+class Ridge(Door):
     """The eager door. A second derivative is taken of the pullback written with `Transform`, so any order works."""
 
     @staticmethod
@@ -118,7 +119,8 @@ class Ridge(torch.autograd.Function):
         ctx.mark_non_differentiable(*output[1:])
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*inputs[:6], *output[1:])
-        ctx.save_for_forward(*inputs[:6], *output[1:])
+        if forward_mode():
+            ctx.save_for_forward(*inputs[:6], *output[1:])
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -142,9 +144,6 @@ class Ridge(torch.autograd.Function):
         size = info.batch_size
         out = Ridge.apply(*(gather_batch(a, d, size) for a, d in zip(args, in_dims, strict=True)))
         return tuple(scatter_batch(x, size) for x in out), (0,) * 4
-
-
-accept_any_arguments(Ridge)
 
 
 def _differentiable_setting(

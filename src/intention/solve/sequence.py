@@ -17,8 +17,9 @@ from intention.solve.causal import Tokens
 from intention.solve.causal_batch import pull_causal, solve_causal
 from intention.solve.decay import length, pull_fading, solve_fading
 from intention.solve.doors import (
-    accept_any_arguments,
+    Door,
     compiling,
+    forward_mode,
     gather_batch,
     gradient_free,
     no_autocast,
@@ -166,7 +167,7 @@ def _take(nine: Nine, index: Tensor) -> Nine:
     return tuple(None if x is None else x[index] for x in nine)
 
 
-class Causal(torch.autograd.Function):
+class Causal(Door):
     """A second derivative is taken token by token, so any order works."""
 
     @staticmethod
@@ -178,7 +179,8 @@ class Causal(torch.autograd.Function):
         ctx.mark_non_differentiable(*output[1:])
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*inputs, output[2])
-        ctx.save_for_forward(*inputs, output[2])
+        if forward_mode():
+            ctx.save_for_forward(*inputs, output[2])
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -197,6 +199,3 @@ class Causal(torch.autograd.Function):
         size = info.batch_size
         out = Causal.apply(*(gather_batch(a, d, size) for a, d in zip(nine, in_dims, strict=True)))
         return tuple(scatter_batch(x, size) for x in out), (0, 0, 0)
-
-
-accept_any_arguments(Causal)

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from intention.solve.doors import (
-    accept_any_arguments,
+    Door,
     compiling,
+    forward_mode,
     gather_batch,
     gradient_free,
     no_autocast,
@@ -59,7 +60,7 @@ def inverter(problem: Problem, plan: Plan, solver: str) -> Invert:
     return invert
 
 
-class Transform(torch.autograd.Function):
+class Transform(Door):
     """The eager door. Its derivatives are made of itself, so any order works."""
 
     @staticmethod
@@ -72,7 +73,8 @@ class Transform(torch.autograd.Function):
         ctx.mark_non_differentiable(*output[1:])
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors, *output)
-        ctx.save_for_forward(*tensors, *output)
+        if forward_mode():
+            ctx.save_for_forward(*tensors, *output)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -92,9 +94,6 @@ class Transform(torch.autograd.Function):
         size = info.batch_size
         out = Transform.apply(*(gather_batch(a, d, size) for a, d in zip(args, in_dims, strict=True)))
         return tuple(scatter_batch(x, size) for x in out), (0,) * 3
-
-
-accept_any_arguments(Transform)
 
 
 def _again(rows: Tensor, points: Points, solver: str, inverse: bool, matrix: Tensor, packed: Tensor) -> Tensor:

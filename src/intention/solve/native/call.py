@@ -22,9 +22,9 @@ _LIMITS = {dtype: (EASY[dtype], HARD[dtype], SMALL_CORRECTION[dtype]) for dtype 
 _LARGEST = 512
 
 
-def readable(x: Tensor | None, dtype: torch.dtype) -> bool:
+def readable(x: Tensor, dtype: torch.dtype) -> bool:
     """Whether the memory can be read as it is: no subclass with its own storage, no pending negation."""
-    return x is None or (type(x) in _PLAIN_TYPES and x.dtype == dtype and x.is_cpu and not x.is_neg())
+    return type(x) in _PLAIN_TYPES and x.dtype == dtype and x.is_cpu and not x.is_neg()
 
 
 def described(x: Tensor) -> tuple[Tensor, tuple[int, int, int, int]]:
@@ -38,6 +38,11 @@ def described(x: Tensor) -> tuple[Tensor, tuple[int, int, int, int]]:
     if len(strides) == 3:
         return x, (x.data_ptr(), strides[0], 0, strides[1])
     return x, (x.data_ptr(), strides[0], strides[1], strides[2])
+
+
+def room(like: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Uninitialised and contiguous; half the time of `new_empty` in the usual case."""
+    return torch.empty_like(like) if like.shape == shape and like.is_contiguous() else like.new_empty(shape)
 
 
 def pointer(x: Tensor | None) -> int:
@@ -74,7 +79,7 @@ def call(
     if dtype not in _LIMITS:
         return None
     for x in (query, key, value, weight, alpha, gain):
-        if not readable(x, dtype):
+        if x is not None and not readable(x, dtype):
             return None
     (points, features), queries = key.shape[-2:], query.shape[-2]
     batch, columns = alpha.shape[0], 0 if value is None else value.shape[-1]

@@ -86,7 +86,7 @@ def _given(tokens: tuple[Tensor | None, ...]) -> Given | None:
     assert key is not None
     if key.dtype not in (torch.float32, torch.float64) or key.shape[2] > _LARGEST or not key.numel():
         return None
-    if not all(readable(x, key.dtype) for x in (query, key, value, weight, alpha, gain)):
+    if not all(x is None or readable(x, key.dtype) for x in (query, key, value, weight, alpha, gain)):
         return None
     if not all(x is None or readable(x, x.dtype) for x in (gram, cross)) or (value is not None and not value.shape[2]):
         return None

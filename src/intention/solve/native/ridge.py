@@ -7,7 +7,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from intention.solve.factor import wants_inverse
-from intention.solve.native.call import BACKWARD, FORWARD, call, described, pointer, readable
+from intention.solve.native.call import BACKWARD, FORWARD, call, described, pointer, readable, room
 from intention.solve.native.library import kernel
 from intention.solve.problem import Plan, Problem
 from intention.solve.pullback import Grads, Needs
@@ -24,7 +24,7 @@ class Found(NamedTuple):
 def forward(problem: Problem, plan: Plan, keep: bool = True) -> Found | None:
     """Gram, factor, solution and prediction of every element; None where the kernels do not apply.
 
-    Without `keep`, coefficients and factor, which a backward needs, come back empty.
+    Coefficients and factor are what a backward needs; without `keep` they are anything.
     """
     function = kernel("intention_ridge_forward")
     if function is None:
@@ -35,7 +35,7 @@ def forward(problem: Problem, plan: Plan, keep: bool = True) -> Found | None:
     if (block := call(*problem, plan, inverse)) is None:
         return None
     out, report = query.new_empty((*query.shape[:-1], columns)), query.new_empty((batch, 3))
-    coef = matrix = report[:0]
+    coef = matrix = report  # without `keep` nobody looks at them
     if keep:
         coef, matrix = query.new_empty((batch, size, columns)), query.new_empty((batch, size, size))
     ends = coef.data_ptr() if keep else 0, matrix.data_ptr() if keep else 0, out.data_ptr(), report.data_ptr()
@@ -66,9 +66,9 @@ def backward(
     batch = alpha.shape[0]
     lead = (batch,) if query.dim() == 3 else query.shape[:-2]
     grads = Grads(
-        query.new_empty(query.shape) if needs.query else None,
-        key.new_empty((*lead, *key.shape[-2:])) if needs.key else None,
-        key.new_empty((*lead, *value.shape[-2:])) if needs.value else None,
+        room(query, query.shape) if needs.query else None,
+        room(key, (*lead, *key.shape[-2:])) if needs.key else None,
+        room(value, (*lead, *value.shape[-2:])) if needs.value else None,
         key.new_empty((batch, key.shape[-2])) if needs_weight else None,
         key.new_empty(batch) if needs.alpha else None,
         key.new_empty(batch) if needs_gain else None,
