@@ -43,7 +43,7 @@ Kernels choose() {
 
 const Kernels kernels = choose();
 
-constexpr double WORTH_A_THREAD = 5e6;  // multiplications: well above what starting and joining a thread takes
+constexpr double WORTH_A_THREAD = 2.5e6;  // multiplications: well above what starting and joining a thread takes
 
 // Threads live for one call: a pool would not survive a fork. Returns the worst status.
 template <class Arguments>

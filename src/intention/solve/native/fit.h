@@ -10,18 +10,27 @@ template <class T>
 struct Fit {  // of one element, between the steps
     Head<T> head;
     In<T> key, value;  // K~, V~
+    In<T> turned;      // K~', copied where it is used often
     T* sigma;          // then U
     T largest;         // of Sigma's diagonal
     Pivots<T> pivots;
     Solver<T> solve;
 };
 
+constexpr Int WORTH_TURNING = 32;
+
 // c K~'K~ + alpha I, or c K~K~' + alpha I; upper triangle, padded with a unit diagonal
 template <class T>
 void gram(const RidgeArguments& a, Fit<T>& f, Int n, Int size, Arena& arena) {
     f.sigma = arena.zeros<T>(size * size);
-    const In<T> left = a.dual ? f.key : f.key.t();
-    multiply<T>(n, n, a.dual ? a.features : a.points, left, left.t(), rows_of(f.sigma, size), f.head.gain, false, UPPER);
+    f.turned = f.key.t();
+    if (a.dual && n >= WORTH_TURNING && scores_cost_less(a)) {
+        T* copy = arena.take<T>(a.features * n);
+        transpose<T>(n, a.features, f.key.p, f.key.rs, copy, n);
+        f.turned = rows_of<const T>(copy, n);
+    }
+    const In<T> left = a.dual ? f.key : f.turned, right = a.dual ? f.turned : f.key;
+    multiply<T>(n, n, a.dual ? a.features : a.points, left, right, rows_of(f.sigma, size), f.head.gain, false, UPPER);
     f.largest = -T(__builtin_inf());
     for (Int i = 0; i < n; ++i) {
         T& entry = f.sigma[i * size + i];
@@ -74,6 +83,19 @@ void factor_group(Fit<T>* f, int count, Int n, Int size, bool inverse, Arena& ar
     }
 }
 
+template <class T>
+T* diagonal_of_inverse(const Solver<T>& solve, Arena& arena) {
+    T* diagonal = arena.zeros<T>(solve.n);
+    for (Int i = 0; i < solve.n; ++i) {
+        if (solve.inverse.p) {
+            diagonal[i] = solve.inverse(i, i);
+        } else {
+            for (Int j = 0; j <= i; ++j) diagonal[j] += solve.x(i, j) * solve.x(i, j);
+        }
+    }
+    return diagonal;
+}
+
 constexpr Int PROBED = 8;  // as in factor.py
 
 // A lower bound of Sigma's condition: its largest diagonal entry times what is known of the inverse.
@@ -82,8 +104,9 @@ T ratio_of(const RidgeArguments& a, const Fit<T>& f, Int n, Arena& arena) {
     if (f.pivots.failed) return T(__builtin_inf());
     T grown = f.pivots.grown;
     if (a.inverse) {
+        const T* diagonal = diagonal_of_inverse(f.solve, arena);
         for (Int i = 0; i < n; ++i)
-            if (const T x = f.solve.inverse(i, i); !(x <= grown)) grown = x;
+            if (!(diagonal[i] <= grown)) grown = diagonal[i];
     } else if (n > PROBED) {
         const Mat<T> b = columns<T>(n, 1, true, arena), y = columns<T>(n, 1, true, arena);
         T before = 0, after = 0;
@@ -123,7 +146,8 @@ int fit_next(const RidgeArguments& a, Int b, Int to, Fit<T>* fits, Arena& arena)
     if (together) {
         factor_group(fits, count, n, size, bool(a.inverse), arena);
     } else {
-        factor_one(fits[0], n, size, bool(a.inverse), arena);
+        // solving with X costs less than making the inverse, unless that is kept or there are many columns
+        factor_one(fits[0], n, size, a.inverse && (a.matrix || !a.columns || a.columns > n), arena);
     }
     return count;
 }

@@ -21,7 +21,7 @@ void project(const RidgeArguments& a, const Fit<T>& f, In<T> coef, T scale, T* o
         T* scores = arena.take<T>(smaller(QUERY_BLOCK, m) * n);
         for (Int i = 0; i < m; i += QUERY_BLOCK) {
             const Int some = smaller(QUERY_BLOCK, m - i);
-            multiply<T>(some, n, d, f.head.query.at(i, 0), f.key.t(), rows_of(scores, n));
+            multiply<T>(some, n, d, f.head.query.at(i, 0), f.turned, rows_of(scores, n));
             multiply<T>(some, k, n, rows_of<const T>(scores, n), coef, rows_of(out + i * k, k), scale);
         }
     }

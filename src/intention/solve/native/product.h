@@ -89,11 +89,12 @@ template <class T>
 inline void column_of_tiles(Int m, Int n, Int depth, In<T> a, const T* b, Int ldb, T* c, Int ldc, T scale, bool add) {
     constexpr int W = WIDTH<T>;
     const int vectors = int(ceil_div(n, W)), last = int(n - (vectors - 1) * W);
-    const Int step = ceil_div(m, ceil_div(m, TILE_ROWS));  // equal heights: a lone last row would waste registers
-    for (Int i = 0; i < m; i += step) {
-        const int rows = int(smaller(step, m - i));
-        tile_of<T>(rows, vectors, last < W)(depth, a.at(i, 0), b, ldb, c + i * ldc, ldc, last, scale, add);
-    }
+    // equal heights: a lone last row would waste registers
+    const Int step = m <= TILE_ROWS ? m : ceil_div(m, ceil_div(m, TILE_ROWS)), whole = m / step * step;
+    const Tile<T> tile = tile_of<T>(int(step), vectors, last < W);
+    for (Int i = 0; i < whole; i += step) tile(depth, a.at(i, 0), b, ldb, c + i * ldc, ldc, last, scale, add);
+    if (const int rest = int(m - whole))
+        tile_of<T>(rest, vectors, last < W)(depth, a.at(whole, 0), b, ldb, c + whole * ldc, ldc, last, scale, add);
 }
 
 constexpr Int DEPTH = 256;  // rows of B that are used again while they are near

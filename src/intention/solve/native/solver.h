@@ -17,12 +17,21 @@ struct Solver {
             multiply<T>(n, k, n, inverse, b, out);
         } else if (inverse.p) {
             multiply<T>(k, n, n, b.t(), inverse, out.t());
+        } else if (b.cs == 1 && k >= WIDTH<T>) {
+            const Mat<T> half = rows_of(arena.take<T>(n * k), k);
+            for (Int i = 0; i < n; i += STRIP)
+                multiply<T>(smaller(STRIP, n - i), k, smaller(i + STRIP, n), x.at(i, 0), b, half.at(i, 0));
+            for (Int i = 0; i < n; i += STRIP)
+                multiply<T>(smaller(STRIP, n - i), k, n - i, x.at(i, i).t(), half.at(i, 0), out.at(i, 0));
         } else {
             const Mat<T> half = rows_of(arena.take<T>(k * n), n);
             multiply<T>(k, n, n, b.t(), x.t(), half);
             multiply<T>(k, n, n, half, x, out.t());
         }
     }
+
+  private:
+    static constexpr Int STRIP = 2 * TILE_ROWS;  // rows of a triangle that are taken together
 };
 
 // With few columns everything n x k is kept as k rows, so that vectors lie along the longer side.
