@@ -1,0 +1,265 @@
+#pragma once
+
+#include "arena.h"
+#include "causal_triangles.h"
+
+namespace INTENTION_ARCH {
+namespace {
+
+constexpr Int BLOCK = 32;     // tokens that share a triangular factor
+constexpr Int CHUNK = 64;     // tokens whose gradients are made together
+constexpr Int FIRST = 128;    // tokens before the first Gram matrix is factored
+constexpr Int LONGEST = 512;  // and at most between two later ones
+// Float serves up to a ratio of 30, as in factor.py. Here: up to 10 before a chunk in which Sigma grows up to 3 times, so
+// that later tokens hardly ever change the precision of earlier ones. The first tokens of all are always in double.
+constexpr double EASY_BEFORE = 10, GROWTH = 3;
+
+template <class S>
+struct Sequence {
+    Int n, d, k;  // k = 0: no values, the answers are q_t A_t^-1
+    const S *query, *key, *value, *weight;
+    Int query_row, key_row, value_row;
+    double alpha, gain;
+};
+
+struct Sums {  // of all tokens so far
+    bool empty;
+    double *gram, *cross;  // (d, d), (d, k)
+};
+
+// What the blocks of a chunk work with, in the precision of the chunk.
+template <class T>
+struct Work {
+    T *query, *key, *value;  // (BLOCK, d), (BLOCK, d), (BLOCK, k): room for copies
+    In<T> queries, keys, values;
+    T *both, *pair, *inner, *seen, *answer;
+    T *gram, *cross, *half, *pivots;  // sums of a chunk; the first also serves `inverse`
+    void place(Arena& s, Int d, Int k) {
+        query = s.take<T>(BLOCK * d), key = s.take<T>(BLOCK * d), value = s.take<T>(BLOCK * k);
+        both = s.take<T>(d * padded<T>(d + k)), pair = s.zeros<T>(BLOCK * padded<T>(d + k));
+        inner = s.take<T>(BLOCK * BLOCK), seen = s.take<T>(BLOCK * BLOCK), answer = s.take<T>(BLOCK * (d + k));
+        const Int size = padded<T>(d);
+        gram = s.take<T>(size * size), cross = s.take<T>(d * k), half = s.take<T>(size * size), pivots = s.take<T>(larger(size, BLOCK));
+    }
+};
+
+template <class T, class S>
+void copy_rows(Int n, Int columns, const S* from, Int row, const S* weight, T* to) {
+    for (Int i = 0; i < n; ++i) {
+        const T scale = weight ? root(T(weight[i])) : T(1);
+        for (Int j = 0; j < columns; ++j) to[i * columns + j] = scale * T(from[i * row + j]);
+    }
+}
+
+template <class T, class S>
+In<T> in_place_or_copied(Int n, Int columns, const S* from, Int row, const S* weight, T* room) {
+    if constexpr (sizeof(T) == sizeof(S))
+        if (!weight) return rows_of<const T>(from, row);
+    copy_rows<T, S>(n, columns, from, row, weight, room);
+    return rows_of<const T>(room, columns);
+}
+
+// The tokens at `first`, in the precision of the work: keys and values times the root of their weight.
+template <class T, class S>
+void load_block(const Sequence<S>& s, Int first, Int n, Work<T>& w) {
+    const S* weight = s.weight ? s.weight + first : nullptr;
+    w.queries = in_place_or_copied<T, S>(n, s.d, s.query + first * s.query_row, s.query_row, nullptr, w.query);
+    w.keys = in_place_or_copied<T, S>(n, s.d, s.key + first * s.key_row, s.key_row, weight, w.key);
+    if (s.k) w.values = in_place_or_copied<T, S>(n, s.k, s.value + first * s.value_row, s.value_row, weight, w.value);
+}
+
+// The largest diagonal entries of Sigma before and after a chunk.
+struct Largest {
+    double before, after;
+};
+
+template <class S>
+Largest largest_of(const Sequence<S>& s, Int first, Int n, const Sums& sums, double* diagonal) {
+    const auto top = [&] {
+        double found = 0;
+        for (Int j = 0; j < s.d; ++j)
+            if (!(diagonal[j] <= found)) found = diagonal[j];  // NaN stays
+        return s.gain * found + s.alpha;
+    };
+    for (Int j = 0; j < s.d; ++j) diagonal[j] = sums.empty ? 0.0 : sums.gram[j * s.d + j];
+    const double before = top();
+    for (Int i = first; i < first + n; ++i) {
+        const S* key = s.key + i * s.key_row;
+        const double weight = s.weight ? double(s.weight[i]) : 1.0;
+        for (Int j = 0; j < s.d; ++j) diagonal[j] += weight * double(key[j]) * double(key[j]);
+    }
+    return {before, top()};
+}
+
+// both = [P, -W] from the sums; returns the largest diagonal entry of P, infinite where there is no factor.
+template <class T, class S>
+double fit_before(const Sequence<S>& s, const Sums& sums, const Work<T>& w) {
+    const Int d = s.d, k = s.k, width = padded<T>(d + k);
+    for (Int i = 0; i < d * width; ++i) w.both[i] = 0;
+    if (sums.empty) {
+        for (Int i = 0; i < d; ++i) w.both[i * width + i] = T(1 / s.alpha);
+        return 1 / s.alpha;
+    }
+    const Int size = padded<T>(d);
+    for (Int i = 0; i < size; ++i)
+        for (Int j = 0; j < size; ++j)
+            w.gram[i * size + j] = (i < d && j < d ? T(s.gain * sums.gram[i * d + j]) : T(0)) + T(i == j ? (i < d ? s.alpha : 1) : 0);
+    if (!inverse(d, w.gram, w.half, w.both, width, w.pivots)) return __builtin_inf();
+    double top = 0;
+    for (Int i = 0; i < d; ++i) top = larger(top, double(w.both[i * width + i]));
+    for (Int i = 0; i < d * k; ++i) w.cross[i] = T(sums.cross[i]);
+    multiply<T>(d, k, d, rows_of<const T>(w.both, width), rows_of<const T>(w.cross, k), rows_of(w.both + d, width), T(-1));
+    return top;
+}
+
+// pair = [E, Y] of the block's rows.
+template <class T>
+void fit_block(Int n, Int d, Int k, T gain, const Work<T>& w) {
+    const Int width = padded<T>(d + k);
+    const In<T> key = w.keys;
+    multiply<T>(n, width, d, key, rows_of<const T>(w.both, width), rows_of(w.pair, width));  // [K P, -K W]
+    for (Int i = 0; i < n; ++i)
+        for (Int j = 0; j < k; ++j) w.pair[i * width + d + j] = gain * w.pair[i * width + d + j] + w.values(i, j);
+    const Int size = padded<T>(n);
+    multiply<T>(n, n, d, rows_of<const T>(w.pair, width), key.t(), rows_of(w.inner, size), gain, false, UPPER);
+    for (Int i = 0; i < size; ++i)
+        for (Int j = larger(i, n); j < size; ++j) w.inner[i * size + j] = 0;
+    for (Int i = 0; i < size; ++i) w.inner[i * size + i] = i < n ? w.inner[i * size + i] + 1 : T(1);
+    cholesky<T>(n, size, w.inner, w.pivots);  // eigenvalues are 1 and more where the ratio is served
+    half_solve(size, w.inner, w.pivots, width, w.pair, width);
+}
+
+// both = [P, -W] with the tokens of a block.
+template <class T>
+void pass_block(Int n, Int d, Int k, T gain, const Work<T>& w) {
+    const Int width = padded<T>(d + k);
+    const In<T> pair = rows_of<const T>(w.pair, width);
+    if (gain == 1) {
+        multiply<T>(d, width, n, pair.t(), pair, rows_of(w.both, width), T(-1), true);
+        return;
+    }
+    multiply<T>(d, d, n, pair.t(), pair, rows_of(w.both, width), -gain, true);
+    multiply<T>(d, k, n, pair.t(), pair.at(0, d), rows_of(w.both + d, width), T(-1), true);
+}
+
+// x_t A_t^-1 for rows x_t (n, d).
+template <class T>
+void transformed(Int n, Int d, Int k, T gain, In<T> x, const T* both, const T* pair, T* seen, T* out) {
+    const Int width = padded<T>(d + k);
+    const In<T> rows = rows_of<const T>(pair, width);
+    lower_of<T>(n, d, x, rows.t(), rows_of(seen, n));
+    multiply<T>(n, d, d, x, rows_of<const T>(both, width), rows_of(out, d));
+    lower_times<T>(n, d, rows_of<const T>(seen, n), rows, rows_of(out, d), -gain, true);
+}
+
+template <class T>
+void answers(Int n, Int d, Int k, T gain, const Work<T>& w) {
+    const Int width = padded<T>(d + k);
+    if (k == 0) return transformed<T>(n, d, k, gain, w.queries, w.both, w.pair, w.seen, w.answer);
+    const In<T> pair = rows_of<const T>(w.pair, width);
+    lower_of<T>(n, d, w.queries, pair.t(), rows_of(w.seen, n));
+    multiply<T>(n, k, d, w.queries, rows_of<const T>(w.both + d, width), rows_of(w.answer, k), T(-1));
+    lower_times<T>(n, k, rows_of<const T>(w.seen, n), pair.at(0, d), rows_of(w.answer, k), T(1), true);
+}
+
+template <class T>
+void add_to(double* sums, const T* x, Int count) {
+    for (Int i = 0; i < count; ++i) sums[i] += double(x[i]);
+}
+
+// Adds a chunk's K'WK and K'WV to the sums.
+template <class T>
+void add_chunk(Int d, Int k, const Work<T>& w, Sums& sums) {
+    for (Int i = 0; i < d; ++i)
+        for (Int j = 0; j < i; ++j) w.gram[i * d + j] = w.gram[j * d + i];
+    if (sums.empty) {
+        for (Int i = 0; i < d * d; ++i) sums.gram[i] = 0;
+        for (Int i = 0; i < d * k; ++i) sums.cross[i] = 0;
+        sums.empty = false;
+    }
+    add_to(sums.gram, w.gram, d * d);
+    add_to(sums.cross, w.cross, d * k);
+}
+
+// Where the fits of a chunk of CHUNK tokens are kept for its gradients: [P, -W] before it, then its [E, Y].
+struct Kept {
+    void* fits;
+    bool wide;
+};
+
+// Answers of a chunk, or, with `kept`, its fits.
+template <class T, class S>
+void run_chunk(const Sequence<S>& s, Int first, Int count, Sums& sums, bool last, Work<T>& w, Arena& scratch,
+               S* out, Kept* kept) {
+    const Int d = s.d, k = s.k, width = padded<T>(d + k), columns = k ? k : d;
+    const T gain = T(s.gain);
+    for (Int at = first; at < first + count; at += BLOCK) {
+        const Int n = smaller(BLOCK, first + count - at);
+        const bool end = at + n == first + count;
+        load_block<T, S>(s, at, n, w);
+        if (kept && at % CHUNK == 0) {
+            Kept& here = kept[at / CHUNK];
+            here.wide = sizeof(T) > sizeof(S);
+            here.fits = scratch.take<T>((d + CHUNK) * width);
+            __builtin_memcpy(here.fits, w.both, d * width * sizeof(T));
+        }
+        fit_block<T>(n, d, k, gain, w);
+        if (kept) {
+            T* rows = static_cast<T*>(kept[at / CHUNK].fits) + d * width + at % CHUNK * width;
+            __builtin_memcpy(rows, w.pair, n * width * sizeof(T));
+        } else {
+            answers<T>(n, d, k, gain, w);
+            for (Int i = 0; i < n * columns; ++i) out[at * columns + i] = S(w.answer[i]);
+        }
+        if (!end) pass_block<T>(n, d, k, gain, w);
+        if (!last) {
+            multiply<T>(d, d, n, w.keys.t(), w.keys, rows_of(w.gram, d), T(1), at > first, UPPER);
+            multiply<T>(d, k, n, w.keys.t(), w.values, rows_of(w.cross, k), T(1), at > first);
+        }
+    }
+    if (!last) add_chunk<T>(d, k, w, sums);
+}
+
+inline double worse(double a, double b) { return a != a || a > b ? a : b; }  // NaN stays
+
+struct Outcome {
+    double ratio, error;
+    bool wide;
+};
+
+// All chunks of a sequence in order, each in the precision that it needs.
+template <class S>
+Outcome run(const Sequence<S>& s, const double* gram, const double* cross, Arena& scratch, S* out, Kept* kept) {
+    Work<S> narrow;
+    Work<double> wide;
+    narrow.place(scratch, s.d, s.k);
+    wide.place(scratch, s.d, s.k);
+    Sums sums = {gram == nullptr, scratch.take<double>(s.d * s.d), scratch.take<double>(s.d * s.k)};
+    double* diagonal = scratch.take<double>(s.d);
+    if (gram) __builtin_memcpy(sums.gram, gram, s.d * s.d * sizeof(double));
+    if (gram && s.k) __builtin_memcpy(sums.cross, cross, s.d * s.k * sizeof(double));
+    constexpr double eps = sizeof(S) == 4 ? 1.1920928955078125e-07 : 2.220446049250313e-16;
+    Outcome found = {0, 0, false};
+    for (Int first = 0; first < s.n;) {
+        const Int count = smaller(s.n - first, first ? smaller(first, LONGEST) : FIRST);
+        const bool last = first + count == s.n;
+        const Largest largest = largest_of<S>(s, first, count, sums, diagonal);
+        const bool steady = sizeof(S) == 8 || (largest.before > s.alpha && largest.after < GROWTH * largest.before);
+        double top = steady ? fit_before<S, S>(s, sums, narrow) : 0.0, smallest = eps;
+        if (sizeof(S) == 4 && !(steady && largest.before * top < EASY_BEFORE)) {
+            top = fit_before<double, S>(s, sums, wide), smallest = 2.220446049250313e-16;
+            run_chunk<double, S>(s, first, count, sums, last, wide, scratch, out, kept);
+            found.wide = true;
+        } else {
+            run_chunk<S, S>(s, first, count, sums, last, narrow, scratch, out, kept);
+        }
+        // eigenvalues are at least diagonal entries: of Sigma after the chunk, of its inverse before it
+        const double ratio = largest.after * top, error = ratio * smallest;
+        found.ratio = worse(found.ratio, ratio), found.error = worse(found.error, error);
+        first += count;
+    }
+    return found;
+}
+
+}  // namespace
+}  // namespace INTENTION_ARCH
