@@ -42,8 +42,8 @@ template <class T>
 void solve_chunk(Int n, Int d, Int k, T gain, const T* both, const T* pair, const Pull<T>& p) {
     const Int width = padded<T>(d + k);
     const In<T> query = rows_of<const T>(p.query, d), grad = rows_of<const T>(p.grad, k ? k : d);
-    transformed<T>(n, d, k, gain, query, both, pair, p.seen, p.z);
-    if (k == 0) return transformed<T>(n, d, k, gain, grad, both, pair, p.seen, p.r);
+    transformed<T>(n, d, k, gain, query, both, pair, rows_of<const T>(pair, width).t(), p.seen, p.z);
+    if (k == 0) return transformed<T>(n, d, k, gain, grad, both, pair, rows_of<const T>(pair, width).t(), p.seen, p.r);
     const In<T> rows = rows_of<const T>(pair, width);
     lower_of<T>(n, k, grad, rows.at(0, d).t(), rows_of(p.seen, n));
     multiply<T>(n, d, k, grad, rows_of<const T>(both + d, width).t(), rows_of(p.r, d), T(-1));

@@ -1,3 +1,4 @@
+// The fits of a sequence, chunk by chunk of tokens, and its answers.
 #pragma once
 
 #include "arena.h"
@@ -6,8 +7,9 @@
 namespace INTENTION_ARCH {
 namespace {
 
-constexpr Int BLOCK = 32;     // tokens that share a triangular factor
+constexpr Int BLOCK = 16;     // tokens that share a triangular factor
 constexpr Int CHUNK = 64;     // tokens whose gradients are made together
+constexpr Int SPAN = 128;     // tokens that are loaded, and summed up, together
 constexpr Int FIRST = 128;    // tokens before the first Gram matrix is factored
 constexpr Int LONGEST = 512;  // and at most between two later ones
 // Float serves up to a ratio of 30, as in factor.py. Here: up to 10 before a chunk in which Sigma grows up to 3 times, so
@@ -24,19 +26,26 @@ struct Sequence {
 
 struct Sums {  // of all tokens so far
     bool empty;
-    double *gram, *cross;  // (d, d), (d, k)
+    double *gram, *cross;  // (d, d), of which the upper triangle counts, and (d, k)
+};
+
+// Tokens in the precision of the work: keys and values times the root of their weight.
+template <class T>
+struct Rows {
+    In<T> query, key, value;
+    Rows from(Int i) const { return {query.at(i, 0), key.at(i, 0), value.at(i, 0)}; }
 };
 
 // What the blocks of a chunk work with, in the precision of the chunk.
 template <class T>
 struct Work {
-    T *query, *key, *value;  // (BLOCK, d), (BLOCK, d), (BLOCK, k): room for copies
-    In<T> queries, keys, values;
-    T *both, *pair, *inner, *seen, *answer;
+    T *query, *key, *value;  // (SPAN, d), (SPAN, d), (SPAN, k): room for copies
+    T *both, *pair, *turned, *inner, *seen, *answer;
+    bool fresh;                       // nothing was seen: P = I / alpha, W = 0
     T *gram, *cross, *half, *pivots;  // sums of a chunk; the first also serves `inverse`
     void place(Arena& s, Int d, Int k) {
-        query = s.take<T>(BLOCK * d), key = s.take<T>(BLOCK * d), value = s.take<T>(BLOCK * k);
-        both = s.take<T>(d * padded<T>(d + k)), pair = s.zeros<T>(BLOCK * padded<T>(d + k));
+        query = s.take<T>(SPAN * d), key = s.take<T>(SPAN * d), value = s.take<T>(SPAN * k);
+        both = s.take<T>(d * padded<T>(d + k)), pair = s.zeros<T>(BLOCK * padded<T>(d + k)), turned = s.take<T>(d * BLOCK);
         inner = s.take<T>(BLOCK * BLOCK), seen = s.take<T>(BLOCK * BLOCK), answer = s.take<T>(BLOCK * (d + k));
         const Int size = padded<T>(d);
         gram = s.take<T>(size * size), cross = s.take<T>(d * k), half = s.take<T>(size * size), pivots = s.take<T>(larger(size, BLOCK));
@@ -59,13 +68,12 @@ In<T> in_place_or_copied(Int n, Int columns, const S* from, Int row, const S* we
     return rows_of<const T>(room, columns);
 }
 
-// The tokens at `first`, in the precision of the work: keys and values times the root of their weight.
 template <class T, class S>
-void load_block(const Sequence<S>& s, Int first, Int n, Work<T>& w) {
+Rows<T> load_rows(const Sequence<S>& s, Int first, Int n, const Work<T>& w) {
     const S* weight = s.weight ? s.weight + first : nullptr;
-    w.queries = in_place_or_copied<T, S>(n, s.d, s.query + first * s.query_row, s.query_row, nullptr, w.query);
-    w.keys = in_place_or_copied<T, S>(n, s.d, s.key + first * s.key_row, s.key_row, weight, w.key);
-    if (s.k) w.values = in_place_or_copied<T, S>(n, s.k, s.value + first * s.value_row, s.value_row, weight, w.value);
+    return {in_place_or_copied<T, S>(n, s.d, s.query + first * s.query_row, s.query_row, nullptr, w.query),
+            in_place_or_copied<T, S>(n, s.d, s.key + first * s.key_row, s.key_row, weight, w.key),
+            s.k ? in_place_or_copied<T, S>(n, s.k, s.value + first * s.value_row, s.value_row, weight, w.value) : In<T>{w.value, 0, 1}};
 }
 
 // The largest diagonal entries of Sigma before and after a chunk.
@@ -93,17 +101,18 @@ Largest largest_of(const Sequence<S>& s, Int first, Int n, const Sums& sums, dou
 
 // both = [P, -W] from the sums; returns the largest diagonal entry of P, infinite where there is no factor.
 template <class T, class S>
-double fit_before(const Sequence<S>& s, const Sums& sums, const Work<T>& w) {
-    const Int d = s.d, k = s.k, width = padded<T>(d + k);
+double fit_before(const Sequence<S>& s, const Sums& sums, Work<T>& w) {
+    const Int d = s.d, k = s.k, width = padded<T>(d + k), size = padded<T>(d);
+    w.fresh = sums.empty;
     for (Int i = 0; i < d * width; ++i) w.both[i] = 0;
-    if (sums.empty) {
+    if (w.fresh) {
         for (Int i = 0; i < d; ++i) w.both[i * width + i] = T(1 / s.alpha);
         return 1 / s.alpha;
     }
-    const Int size = padded<T>(d);
-    for (Int i = 0; i < size; ++i)
-        for (Int j = 0; j < size; ++j)
-            w.gram[i * size + j] = (i < d && j < d ? T(s.gain * sums.gram[i * d + j]) : T(0)) + T(i == j ? (i < d ? s.alpha : 1) : 0);
+    for (Int i = 0; i < size * size; ++i) w.gram[i] = 0;
+    for (Int i = 0; i < d; ++i)
+        for (Int j = 0; j < d; ++j) w.gram[i * size + j] = T(s.gain * sums.gram[i * d + j]);
+    for (Int i = 0; i < size; ++i) w.gram[i * size + i] += T(i < d ? s.alpha : 1);
     if (!inverse(d, w.gram, w.half, w.both, width, w.pivots)) return __builtin_inf();
     double top = 0;
     for (Int i = 0; i < d; ++i) top = larger(top, double(w.both[i * width + i]));
@@ -112,54 +121,78 @@ double fit_before(const Sequence<S>& s, const Sums& sums, const Work<T>& w) {
     return top;
 }
 
-// pair = [E, Y] of the block's rows.
+// pair = [K P, V - c K W] of a block's rows.
 template <class T>
-void fit_block(Int n, Int d, Int k, T gain, const Work<T>& w) {
+void move_block(Int n, Int d, Int k, T gain, const Rows<T>& rows, const Work<T>& w, T* pair) {
     const Int width = padded<T>(d + k);
-    const In<T> key = w.keys;
-    multiply<T>(n, width, d, key, rows_of<const T>(w.both, width), rows_of(w.pair, width));  // [K P, -K W]
-    for (Int i = 0; i < n; ++i)
-        for (Int j = 0; j < k; ++j) w.pair[i * width + d + j] = gain * w.pair[i * width + d + j] + w.values(i, j);
-    const Int size = padded<T>(n);
-    multiply<T>(n, n, d, rows_of<const T>(w.pair, width), key.t(), rows_of(w.inner, size), gain, false, UPPER);
+    if (!w.fresh) multiply<T>(n, width, d, rows.key, rows_of<const T>(w.both, width), rows_of(pair, width));
+    const T scale = w.both[0];
+    for (Int i = 0; i < n; ++i) {
+        const T *key = rows.key.at(i, 0).p, *value = rows.value.at(i, 0).p;
+        T *left = pair + i * width, *right = left + d;
+        if (w.fresh) {
+            for (Int j = 0; j < d; ++j) left[j] = scale * key[j];
+            for (Int j = 0; j < k; ++j) right[j] = value[j];
+            for (Int j = d + k; j < width; ++j) left[j] = 0;
+        } else {
+            for (Int j = 0; j < k; ++j) right[j] = gain * right[j] + value[j];
+        }
+    }
+}
+
+// pair = [E, Y] of a block's rows.
+template <class T>
+void fit_block(Int n, Int d, Int k, T gain, const Rows<T>& rows, const Work<T>& w, T* pair) {
+    const Int width = padded<T>(d + k), size = padded<T>(n);
+    move_block<T>(n, d, k, gain, rows, w, pair);
+    transpose<T>(n, d, rows.key.p, rows.key.rs, w.turned, BLOCK);
+    multiply<T>(n, n, d, rows_of<const T>(pair, width), rows_of<const T>(w.turned, BLOCK), rows_of(w.inner, size), gain, false, UPPER);
     for (Int i = 0; i < size; ++i)
         for (Int j = larger(i, n); j < size; ++j) w.inner[i * size + j] = 0;
     for (Int i = 0; i < size; ++i) w.inner[i * size + i] = i < n ? w.inner[i * size + i] + 1 : T(1);
     cholesky<T>(n, size, w.inner, w.pivots);  // eigenvalues are 1 and more where the ratio is served
-    half_solve(size, w.inner, w.pivots, width, w.pair, width);
+    half_solve(size, w.inner, w.pivots, width, pair, width);
 }
 
 // both = [P, -W] with the tokens of a block.
 template <class T>
-void pass_block(Int n, Int d, Int k, T gain, const Work<T>& w) {
-    const Int width = padded<T>(d + k);
-    const In<T> pair = rows_of<const T>(w.pair, width);
-    if (gain == 1) {
-        multiply<T>(d, width, n, pair.t(), pair, rows_of(w.both, width), T(-1), true);
-        return;
-    }
-    multiply<T>(d, d, n, pair.t(), pair, rows_of(w.both, width), -gain, true);
-    multiply<T>(d, k, n, pair.t(), pair.at(0, d), rows_of(w.both + d, width), T(-1), true);
+void pass_block(Int n, Int d, Int k, T gain, const T* rows, Work<T>& w) {
+    const Int width = padded<T>(d + k), together = gain == 1 ? width : d;
+    const In<T> pair = rows_of<const T>(rows, width);
+    multiply<T>(d, together, n, pair.t(), pair, rows_of(w.both, width), -gain, true, UPPER);
+    if (together == d) multiply<T>(d, k, n, pair.t(), pair.at(0, d), rows_of(w.both + d, width), T(-1), true);
+    mirror<T>(d, w.both, width);
+    w.fresh = false;
 }
 
-// x_t A_t^-1 for rows x_t (n, d).
+// x_t A_t^-1 for rows x_t (n, d); `turned` is E'.
 template <class T>
-void transformed(Int n, Int d, Int k, T gain, In<T> x, const T* both, const T* pair, T* seen, T* out) {
+void transformed(Int n, Int d, Int k, T gain, In<T> x, const T* both, const T* pair, In<T> turned, T* seen, T* out) {
     const Int width = padded<T>(d + k);
-    const In<T> rows = rows_of<const T>(pair, width);
-    lower_of<T>(n, d, x, rows.t(), rows_of(seen, n));
+    lower_of<T>(n, d, x, turned, rows_of(seen, n));
     multiply<T>(n, d, d, x, rows_of<const T>(both, width), rows_of(out, d));
-    lower_times<T>(n, d, rows_of<const T>(seen, n), rows, rows_of(out, d), -gain, true);
+    lower_times<T>(n, d, rows_of<const T>(seen, n), rows_of<const T>(pair, width), rows_of(out, d), -gain, true);
 }
 
 template <class T>
-void answers(Int n, Int d, Int k, T gain, const Work<T>& w) {
+void answers(Int n, Int d, Int k, T gain, In<T> query, const Work<T>& w, T* out) {
     const Int width = padded<T>(d + k);
-    if (k == 0) return transformed<T>(n, d, k, gain, w.queries, w.both, w.pair, w.seen, w.answer);
-    const In<T> pair = rows_of<const T>(w.pair, width);
-    lower_of<T>(n, d, w.queries, pair.t(), rows_of(w.seen, n));
-    multiply<T>(n, k, d, w.queries, rows_of<const T>(w.both + d, width), rows_of(w.answer, k), T(-1));
-    lower_times<T>(n, k, rows_of<const T>(w.seen, n), pair.at(0, d), rows_of(w.answer, k), T(1), true);
+    const In<T> turned = rows_of<const T>(w.turned, BLOCK);
+    transpose<T>(n, d, w.pair, width, w.turned, BLOCK);
+    if (k == 0) return transformed<T>(n, d, k, gain, query, w.both, w.pair, turned, w.seen, out);
+    lower_of<T>(n, d, query, turned, rows_of(w.seen, n));
+    if (!w.fresh) multiply<T>(n, k, d, query, rows_of<const T>(w.both + d, width), rows_of(out, k), T(-1));
+    lower_times<T>(n, k, rows_of<const T>(w.seen, n), rows_of<const T>(w.pair + d, width), rows_of(out, k), T(1), !w.fresh);
+}
+
+template <class T, class S>
+void write_answers(Int n, Int d, Int k, T gain, In<T> query, const Work<T>& w, S* out) {
+    if constexpr (sizeof(T) == sizeof(S)) {
+        answers<T>(n, d, k, gain, query, w, out);
+    } else {
+        answers<T>(n, d, k, gain, query, w, w.answer);
+        for (Int i = 0; i < n * (k ? k : d); ++i) out[i] = S(w.answer[i]);
+    }
 }
 
 template <class T>
@@ -170,14 +203,12 @@ void add_to(double* sums, const T* x, Int count) {
 // Adds a chunk's K'WK and K'WV to the sums.
 template <class T>
 void add_chunk(Int d, Int k, const Work<T>& w, Sums& sums) {
-    for (Int i = 0; i < d; ++i)
-        for (Int j = 0; j < i; ++j) w.gram[i * d + j] = w.gram[j * d + i];
     if (sums.empty) {
         for (Int i = 0; i < d * d; ++i) sums.gram[i] = 0;
         for (Int i = 0; i < d * k; ++i) sums.cross[i] = 0;
         sums.empty = false;
     }
-    add_to(sums.gram, w.gram, d * d);
+    for (Int i = 0; i < d; ++i) add_to(sums.gram + i * d + i, w.gram + i * d + i, d - i);
     add_to(sums.cross, w.cross, d * k);
 }
 
@@ -187,35 +218,37 @@ struct Kept {
     bool wide;
 };
 
+// Where the [E, Y] of the block at token `at` are kept. Keeps [P, -W] where a chunk begins.
+template <class T>
+T* keep(Int at, Int d, Int width, bool wide, const Work<T>& w, Arena& scratch, Kept* kept) {
+    Kept& here = kept[at / CHUNK];
+    if (at % CHUNK == 0) {
+        here = {scratch.take<T>((d + CHUNK) * width), wide};
+        __builtin_memcpy(here.fits, w.both, d * width * sizeof(T));
+    }
+    return static_cast<T*>(here.fits) + (d + at % CHUNK) * width;
+}
+
 // Answers of a chunk, or, with `kept`, its fits.
 template <class T, class S>
 void run_chunk(const Sequence<S>& s, Int first, Int count, Sums& sums, bool last, Work<T>& w, Arena& scratch,
                S* out, Kept* kept) {
-    const Int d = s.d, k = s.k, width = padded<T>(d + k), columns = k ? k : d;
+    const Int d = s.d, k = s.k, end = first + count;
     const T gain = T(s.gain);
-    for (Int at = first; at < first + count; at += BLOCK) {
-        const Int n = smaller(BLOCK, first + count - at);
-        const bool end = at + n == first + count;
-        load_block<T, S>(s, at, n, w);
-        if (kept && at % CHUNK == 0) {
-            Kept& here = kept[at / CHUNK];
-            here.wide = sizeof(T) > sizeof(S);
-            here.fits = scratch.take<T>((d + CHUNK) * width);
-            __builtin_memcpy(here.fits, w.both, d * width * sizeof(T));
+    Rows<T> span = {};
+    for (Int at = first; at < end; at += BLOCK) {
+        if ((at - first) % SPAN == 0) {
+            const Int some = smaller(SPAN, end - at);
+            span = load_rows<T, S>(s, at, some, w);
+            if (!last) multiply<T>(d, d, some, span.key.t(), span.key, rows_of(w.gram, d), T(1), at > first, UPPER);
+            if (!last) multiply<T>(d, k, some, span.key.t(), span.value, rows_of(w.cross, k), T(1), at > first);
         }
-        fit_block<T>(n, d, k, gain, w);
-        if (kept) {
-            T* rows = static_cast<T*>(kept[at / CHUNK].fits) + d * width + at % CHUNK * width;
-            __builtin_memcpy(rows, w.pair, n * width * sizeof(T));
-        } else {
-            answers<T>(n, d, k, gain, w);
-            for (Int i = 0; i < n * columns; ++i) out[at * columns + i] = S(w.answer[i]);
-        }
-        if (!end) pass_block<T>(n, d, k, gain, w);
-        if (!last) {
-            multiply<T>(d, d, n, w.keys.t(), w.keys, rows_of(w.gram, d), T(1), at > first, UPPER);
-            multiply<T>(d, k, n, w.keys.t(), w.values, rows_of(w.cross, k), T(1), at > first);
-        }
+        const Int n = smaller(BLOCK, end - at);
+        const Rows<T> rows = span.from((at - first) % SPAN);
+        T* pair = kept ? keep<T>(at, d, padded<T>(d + k), sizeof(T) > sizeof(S), w, scratch, kept) : w.pair;
+        fit_block<T>(n, d, k, gain, rows, w, pair);
+        if (!kept) write_answers<T, S>(n, d, k, gain, rows.query, w, out + at * (k ? k : d));
+        if (at + n < end) pass_block<T>(n, d, k, gain, pair, w);
     }
     if (!last) add_chunk<T>(d, k, w, sums);
 }

@@ -46,6 +46,13 @@ bool inverse(Int n, T* a, T* half, T* out, Int ldo, T* inverse_root) {
     return true;
 }
 
+// The lower triangle of a symmetric matrix from its upper one, of which whole registers are there.
+template <class T>
+void mirror(Int n, T* x, Int ld) {
+    constexpr Int W = WIDTH<T>;
+    for (Int b = W; b < n; b += W) transpose<T>(W, n - b, x + (b - W) * ld + b, ld, x + b * ld + b - W, ld);
+}
+
 constexpr Int STRIP = 16;  // rows of a triangle that are made together
 
 // C = tril(A B), for a C of n rows and columns.
