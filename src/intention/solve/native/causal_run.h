@@ -8,7 +8,7 @@ namespace INTENTION_ARCH {
 namespace {
 
 constexpr Int BLOCK = 16;     // tokens that share a triangular factor
-constexpr Int CHUNK = 64;     // tokens whose gradients are made together
+constexpr Int CHUNK = 32;     // tokens whose gradients are made together
 constexpr Int SPAN = 128;     // tokens that are loaded, and summed up, together
 constexpr Int FIRST = 128;    // tokens before the first Gram matrix is factored
 constexpr Int LONGEST = 512;  // and at most between two later ones
@@ -165,24 +165,23 @@ void pass_block(Int n, Int d, Int k, T gain, const T* rows, Work<T>& w) {
     w.fresh = false;
 }
 
-// x_t A_t^-1 for rows x_t (n, d); `turned` is E'.
+// x_t A_t^-1 for rows x_t (n, d), from P, E and E'.
 template <class T>
-void transformed(Int n, Int d, Int k, T gain, In<T> x, const T* both, const T* pair, In<T> turned, T* seen, T* out) {
-    const Int width = padded<T>(d + k);
+void transformed(Int n, Int d, T gain, In<T> x, In<T> inverse, In<T> rows, In<T> turned, T* seen, T* out) {
     lower_of<T>(n, d, x, turned, rows_of(seen, n));
-    multiply<T>(n, d, d, x, rows_of<const T>(both, width), rows_of(out, d));
-    lower_times<T>(n, d, rows_of<const T>(seen, n), rows_of<const T>(pair, width), rows_of(out, d), -gain, true);
+    multiply<T>(n, d, d, x, inverse, rows_of(out, d));
+    lower_times<T>(n, d, rows_of<const T>(seen, n), rows, rows_of(out, d), -gain, true);
 }
 
 template <class T>
 void answers(Int n, Int d, Int k, T gain, In<T> query, const Work<T>& w, T* out) {
     const Int width = padded<T>(d + k);
-    const In<T> turned = rows_of<const T>(w.turned, BLOCK);
+    const In<T> both = rows_of<const T>(w.both, width), pair = rows_of<const T>(w.pair, width), turned = rows_of<const T>(w.turned, BLOCK);
     transpose<T>(n, d, w.pair, width, w.turned, BLOCK);
-    if (k == 0) return transformed<T>(n, d, k, gain, query, w.both, w.pair, turned, w.seen, out);
+    if (k == 0) return transformed<T>(n, d, gain, query, both, pair, turned, w.seen, out);
     lower_of<T>(n, d, query, turned, rows_of(w.seen, n));
-    if (!w.fresh) multiply<T>(n, k, d, query, rows_of<const T>(w.both + d, width), rows_of(out, k), T(-1));
-    lower_times<T>(n, k, rows_of<const T>(w.seen, n), rows_of<const T>(w.pair + d, width), rows_of(out, k), T(1), !w.fresh);
+    if (!w.fresh) multiply<T>(n, k, d, query, both.at(0, d), rows_of(out, k), T(-1));
+    lower_times<T>(n, k, rows_of<const T>(w.seen, n), pair.at(0, d), rows_of(out, k), T(1), !w.fresh);
 }
 
 template <class T, class S>
@@ -212,21 +211,24 @@ void add_chunk(Int d, Int k, const Work<T>& w, Sums& sums) {
     add_to(sums.cross, w.cross, d * k);
 }
 
-// Where the fits of a chunk of CHUNK tokens are kept for its gradients: [P, -W] before it, then its [E, Y].
+// Where the fits of a chunk of CHUNK tokens are kept for its gradients: P and -W' before it (d + k, d), then its [E, Y].
 struct Kept {
     void* fits;
     bool wide;
 };
 
-// Where the [E, Y] of the block at token `at` are kept. Keeps [P, -W] where a chunk begins.
+// Where the [E, Y] of the block at token `at` are kept. Keeps P and -W' where a chunk begins.
 template <class T>
-T* keep(Int at, Int d, Int width, bool wide, const Work<T>& w, Arena& scratch, Kept* kept) {
+T* keep(Int at, Int d, Int k, bool wide, const Work<T>& w, Arena& scratch, Kept* kept) {
+    const Int width = padded<T>(d + k);
     Kept& here = kept[at / CHUNK];
     if (at % CHUNK == 0) {
-        here = {scratch.take<T>((d + CHUNK) * width), wide};
-        __builtin_memcpy(here.fits, w.both, d * width * sizeof(T));
+        T* fits = scratch.take<T>((d + k) * d + CHUNK * width);
+        for (Int i = 0; i < d; ++i) __builtin_memcpy(fits + i * d, w.both + i * width, d * sizeof(T));
+        transpose<T>(d, k, w.both + d, width, fits + d * d, d);
+        here = {fits, wide};
     }
-    return static_cast<T*>(here.fits) + (d + at % CHUNK) * width;
+    return static_cast<T*>(here.fits) + (d + k) * d + at % CHUNK * width;
 }
 
 // Answers of a chunk, or, with `kept`, its fits.
@@ -245,7 +247,7 @@ void run_chunk(const Sequence<S>& s, Int first, Int count, Sums& sums, bool last
         }
         const Int n = smaller(BLOCK, end - at);
         const Rows<T> rows = span.from((at - first) % SPAN);
-        T* pair = kept ? keep<T>(at, d, padded<T>(d + k), sizeof(T) > sizeof(S), w, scratch, kept) : w.pair;
+        T* pair = kept ? keep<T>(at, d, k, sizeof(T) > sizeof(S), w, scratch, kept) : w.pair;
         fit_block<T>(n, d, k, gain, rows, w, pair);
         if (!kept) write_answers<T, S>(n, d, k, gain, rows.query, w, out + at * (k ? k : d));
         if (at + n < end) pass_block<T>(n, d, k, gain, pair, w);

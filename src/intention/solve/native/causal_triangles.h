@@ -66,12 +66,12 @@ void lower_of(Int n, Int depth, In<T> a, In<T> b, Mat<T> c) {
     }
 }
 
-// C = triu(A B)
+// C = triu(scale A B), or C += that.
 template <class T>
-void upper_of(Int n, Int depth, In<T> a, In<T> b, Mat<T> c) {
+void upper_of(Int n, Int depth, In<T> a, In<T> b, Mat<T> c, T scale, bool add) {
     for (Int i = 0; i < n; i += STRIP) {
         const Int rows = smaller(STRIP, n - i);
-        multiply<T>(rows, n - i, depth, a.at(i, 0), b.at(0, i), c.at(i, i));
+        multiply<T>(rows, n - i, depth, a.at(i, 0), b.at(0, i), c.at(i, i), scale, add);
         for (Int r = i; r < i + rows; ++r)
             for (Int j = i; j < r; ++j) c(r, j) = 0;
     }
