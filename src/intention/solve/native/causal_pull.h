@@ -61,7 +61,7 @@ void add_and_narrow(double* sums, T* x, Int count) {
 // z_t = A_t^-1 q_t and r_t = W_t g_t, or A_t^-1 g_t without values.
 template <class T>
 void solve_chunk(Int n, Int d, Int k, T gain, const T* fits, const Given<T>& x, const Pull<T>& p) {
-    const Int width = padded<T>(d + k);
+    const Int width = apart<T>(d, k);
     const In<T> before = rows_of(fits, d), rows = rows_of(fits + (d + k) * d, width), across = turned<T>(n, d + k, rows, p);
     transformed<T>(n, d, gain, x.query, before, rows, across, p.seen, p.z);
     if (k == 0) return transformed<T>(n, d, gain, x.grad, before, rows, across, p.seen, p.r);

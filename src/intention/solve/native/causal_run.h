@@ -36,6 +36,13 @@ struct Rows {
     Rows from(Int i) const { return {query.at(i, 0), key.at(i, 0), value.at(i, 0)}; }
 };
 
+// How far apart rows of [P, -W] and [E, Y] are: an odd number of registers, so that they do not all want the same few
+// places of the cache.
+template <class T>
+Int apart(Int d, Int k) {
+    return (ceil_div(d + k, WIDTH<T>) | 1) * WIDTH<T>;
+}
+
 // What the blocks of a chunk work with, in the precision of the chunk.
 template <class T>
 struct Work {
@@ -45,7 +52,7 @@ struct Work {
     T *gram, *cross, *half, *pivots;  // sums of a chunk; the first also serves `inverse`
     void place(Arena& s, Int d, Int k) {
         query = s.take<T>(SPAN * d), key = s.take<T>(SPAN * d), value = s.take<T>(SPAN * k);
-        both = s.take<T>(d * padded<T>(d + k)), pair = s.zeros<T>(BLOCK * padded<T>(d + k)), turned = s.take<T>(d * BLOCK);
+        both = s.take<T>(d * apart<T>(d, k)), pair = s.zeros<T>(BLOCK * apart<T>(d, k)), turned = s.take<T>(d * BLOCK);
         inner = s.take<T>(BLOCK * BLOCK), seen = s.take<T>(BLOCK * BLOCK), answer = s.take<T>(BLOCK * (d + k));
         const Int size = padded<T>(d);
         gram = s.take<T>(size * size), cross = s.take<T>(d * k), half = s.take<T>(size * size), pivots = s.take<T>(larger(size, BLOCK));
@@ -102,7 +109,7 @@ Largest largest_of(const Sequence<S>& s, Int first, Int n, const Sums& sums, dou
 // both = [P, -W] from the sums; returns the largest diagonal entry of P, infinite where there is no factor.
 template <class T, class S>
 double fit_before(const Sequence<S>& s, const Sums& sums, Work<T>& w) {
-    const Int d = s.d, k = s.k, width = padded<T>(d + k), size = padded<T>(d);
+    const Int d = s.d, k = s.k, width = apart<T>(d, k), size = padded<T>(d);
     w.fresh = sums.empty;
     for (Int i = 0; i < d * width; ++i) w.both[i] = 0;
     if (w.fresh) {
@@ -124,8 +131,8 @@ double fit_before(const Sequence<S>& s, const Sums& sums, Work<T>& w) {
 // pair = [K P, V - c K W] of a block's rows.
 template <class T>
 void move_block(Int n, Int d, Int k, T gain, const Rows<T>& rows, const Work<T>& w, T* pair) {
-    const Int width = padded<T>(d + k);
-    if (!w.fresh) multiply<T>(n, width, d, rows.key, rows_of<const T>(w.both, width), rows_of(pair, width));
+    const Int width = apart<T>(d, k), columns = padded<T>(d + k);
+    if (!w.fresh) multiply<T>(n, columns, d, rows.key, rows_of<const T>(w.both, width), rows_of(pair, width));
     const T scale = w.both[0];
     for (Int i = 0; i < n; ++i) {
         const T *key = rows.key.at(i, 0).p, *value = rows.value.at(i, 0).p;
@@ -133,7 +140,7 @@ void move_block(Int n, Int d, Int k, T gain, const Rows<T>& rows, const Work<T>&
         if (w.fresh) {
             for (Int j = 0; j < d; ++j) left[j] = scale * key[j];
             for (Int j = 0; j < k; ++j) right[j] = value[j];
-            for (Int j = d + k; j < width; ++j) left[j] = 0;
+            for (Int j = d + k; j < columns; ++j) left[j] = 0;
         } else {
             for (Int j = 0; j < k; ++j) right[j] = gain * right[j] + value[j];
         }
@@ -143,7 +150,7 @@ void move_block(Int n, Int d, Int k, T gain, const Rows<T>& rows, const Work<T>&
 // pair = [E, Y] of a block's rows.
 template <class T>
 void fit_block(Int n, Int d, Int k, T gain, const Rows<T>& rows, const Work<T>& w, T* pair) {
-    const Int width = padded<T>(d + k), size = padded<T>(n);
+    const Int width = apart<T>(d, k), size = padded<T>(n);
     move_block<T>(n, d, k, gain, rows, w, pair);
     transpose<T>(n, d, rows.key.p, rows.key.rs, w.turned, BLOCK);
     multiply<T>(n, n, d, rows_of<const T>(pair, width), rows_of<const T>(w.turned, BLOCK), rows_of(w.inner, size), gain, false, UPPER);
@@ -151,13 +158,13 @@ void fit_block(Int n, Int d, Int k, T gain, const Rows<T>& rows, const Work<T>& 
         for (Int j = larger(i, n); j < size; ++j) w.inner[i * size + j] = 0;
     for (Int i = 0; i < size; ++i) w.inner[i * size + i] = i < n ? w.inner[i * size + i] + 1 : T(1);
     cholesky<T>(n, size, w.inner, w.pivots);  // eigenvalues are 1 and more where the ratio is served
-    half_solve(size, w.inner, w.pivots, width, pair, width);
+    half_solve(size, w.inner, w.pivots, padded<T>(d + k), pair, width);
 }
 
 // both = [P, -W] with the tokens of a block.
 template <class T>
 void pass_block(Int n, Int d, Int k, T gain, const T* rows, Work<T>& w) {
-    const Int width = padded<T>(d + k), together = gain == 1 ? width : d;
+    const Int width = apart<T>(d, k), together = gain == 1 ? padded<T>(d + k) : d;
     const In<T> pair = rows_of<const T>(rows, width);
     multiply<T>(d, together, n, pair.t(), pair, rows_of(w.both, width), -gain, true, UPPER);
     if (together == d) multiply<T>(d, k, n, pair.t(), pair.at(0, d), rows_of(w.both + d, width), T(-1), true);
@@ -175,7 +182,7 @@ void transformed(Int n, Int d, T gain, In<T> x, In<T> inverse, In<T> rows, In<T>
 
 template <class T>
 void answers(Int n, Int d, Int k, T gain, In<T> query, const Work<T>& w, T* out) {
-    const Int width = padded<T>(d + k);
+    const Int width = apart<T>(d, k);
     const In<T> both = rows_of<const T>(w.both, width), pair = rows_of<const T>(w.pair, width), turned = rows_of<const T>(w.turned, BLOCK);
     transpose<T>(n, d, w.pair, width, w.turned, BLOCK);
     if (k == 0) return transformed<T>(n, d, gain, query, both, pair, turned, w.seen, out);
@@ -220,7 +227,7 @@ struct Kept {
 // Where the [E, Y] of the block at token `at` are kept. Keeps P and -W' where a chunk begins.
 template <class T>
 T* keep(Int at, Int d, Int k, bool wide, const Work<T>& w, Arena& scratch, Kept* kept) {
-    const Int width = padded<T>(d + k);
+    const Int width = apart<T>(d, k);
     Kept& here = kept[at / CHUNK];
     if (at % CHUNK == 0) {
         T* fits = scratch.take<T>((d + k) * d + CHUNK * width);
@@ -229,6 +236,13 @@ T* keep(Int at, Int d, Int k, bool wide, const Work<T>& w, Arena& scratch, Kept*
         here = {fits, wide};
     }
     return static_cast<T*>(here.fits) + (d + k) * d + at % CHUNK * width;
+}
+
+// Asks for rows that will be read, or written, soon.
+template <bool WRITTEN, class S>
+inline void prefetch_rows(Int n, Int columns, const S* rows, Int row) {
+    for (Int i = 0; i < n; ++i)
+        for (Int j = 0; j < columns; j += 64 / Int(sizeof(S))) __builtin_prefetch(rows + i * row + j, WRITTEN);
 }
 
 // Answers of a chunk, or, with `kept`, its fits.
@@ -248,6 +262,10 @@ void run_chunk(const Sequence<S>& s, Int first, Int count, Sums& sums, bool last
         const Int n = smaller(BLOCK, end - at);
         const Rows<T> rows = span.from((at - first) % SPAN);
         T* pair = kept ? keep<T>(at, d, k, sizeof(T) > sizeof(S), w, scratch, kept) : w.pair;
+        if (!kept) {
+            prefetch_rows<false>(n, d, s.query + at * s.query_row, s.query_row);
+            prefetch_rows<true>(n, k ? k : d, out + at * (k ? k : d), k ? k : d);
+        }
         fit_block<T>(n, d, k, gain, rows, w, pair);
         if (!kept) write_answers<T, S>(n, d, k, gain, rows.query, w, out + at * (k ? k : d));
         if (at + n < end) pass_block<T>(n, d, k, gain, pair, w);
