@@ -1,0 +1,97 @@
+// Triangular factors and products of the causal solve.
+#pragma once
+
+#include "factor.h"
+
+namespace INTENTION_ARCH {
+namespace {
+
+// U_bb'^-1 times a block of rows, in place: forward substitution, one register of columns at a time.
+template <class T>
+void substitute_rows(const T* u, Int ldu, const T* inverse_root, T* rows, Int ld, Int columns) {
+    constexpr int W = WIDTH<T>;
+    for (Int c = 0; c < columns; c += W, rows += W) {
+        Vec<T> x[W];
+#pragma GCC unroll 16
+        for (int r = 0; r < W; ++r) x[r] = load<T>(rows + r * ld);
+#pragma GCC unroll 16
+        for (int j = 0; j < W; ++j) {
+            x[j] *= inverse_root[j];
+            store<T>(rows + j * ld, x[j]);
+#pragma GCC unroll 16
+            for (int i = j + 1; i < W; ++i) x[i] -= u[j * ldu + i] * x[j];
+        }
+    }
+}
+
+// X = U'^-1 X; row t depends on rows <= t alone. X has room for `size` rows and whole registers of columns.
+template <class T>
+void half_solve(Int size, const T* u, const T* inverse_root, Int columns, T* x, Int ldx) {
+    constexpr Int W = WIDTH<T>;
+    for (Int b = 0; b < size; b += W) {
+        if (b)
+            multiply<T>(W, columns, b, rows_of(u + b, size).t(), rows_of<const T>(x, ldx), rows_of(x + b * ldx, ldx), T(-1), true);
+        substitute_rows<T>(u + b * size + b, size, inverse_root + b, x + b * ldx, ldx, columns);
+    }
+}
+
+// The inverse of A, (size, size) with a unit diagonal from n on, in the upper left of `out`; A and `half` are used up.
+template <class T>
+bool inverse(Int n, T* a, T* half, T* out, Int ldo, T* inverse_root) {
+    const Int size = padded<T>(n);
+    if (cholesky<T>(n, size, a, inverse_root).failed) return false;
+    invert_factor<T>(size, a, inverse_root, half);
+    cross<T>(size, half, a);
+    for (Int i = 0; i < n; ++i) __builtin_memcpy(out + i * ldo, a + i * size, n * sizeof(T));
+    return true;
+}
+
+// The lower triangle of a symmetric matrix from its upper one, of which whole registers are there.
+template <class T>
+void mirror(Int n, T* x, Int ld) {
+    constexpr Int W = WIDTH<T>;
+    for (Int b = W; b < n; b += W) transpose<T>(W, n - b, x + (b - W) * ld + b, ld, x + b * ld + b - W, ld);
+}
+
+constexpr Int STRIP = 16;  // rows of a triangle that are made together
+
+// C = tril(A B), for a C of n rows and columns.
+template <class T>
+void lower_of(Int n, Int depth, In<T> a, In<T> b, Mat<T> c) {
+    for (Int i = 0; i < n; i += STRIP) {
+        const Int rows = smaller(STRIP, n - i);
+        multiply<T>(rows, i + rows, depth, a.at(i, 0), b, c.at(i, 0));
+        for (Int r = i; r < i + rows; ++r)
+            for (Int j = r + 1; j < i + rows; ++j) c(r, j) = 0;
+    }
+}
+
+// C = triu(scale A B), or C += that.
+template <class T>
+void upper_of(Int n, Int depth, In<T> a, In<T> b, Mat<T> c, T scale, bool add) {
+    for (Int i = 0; i < n; i += STRIP) {
+        const Int rows = smaller(STRIP, n - i);
+        multiply<T>(rows, n - i, depth, a.at(i, 0), b.at(0, i), c.at(i, i), scale, add);
+        for (Int r = i; r < i + rows; ++r)
+            for (Int j = i; j < r; ++j) c(r, j) = 0;
+    }
+}
+
+// C = scale L X or C += scale L X for a lower L as `lower_of` leaves it.
+template <class T>
+void lower_times(Int n, Int columns, In<T> l, In<T> x, Mat<T> c, T scale, bool add) {
+    for (Int i = 0; i < n; i += STRIP) {
+        const Int rows = smaller(STRIP, n - i);
+        multiply<T>(rows, columns, i + rows, l.at(i, 0), x, c.at(i, 0), scale, add);
+    }
+}
+
+// C = U X for an upper U as `upper_of` leaves it.
+template <class T>
+void upper_times(Int n, Int columns, In<T> u, In<T> x, Mat<T> c) {
+    for (Int i = 0; i < n; i += STRIP)
+        multiply<T>(smaller(STRIP, n - i), columns, n - i, u.at(i, i), x.at(i, 0), c.at(i, 0));
+}
+
+}  // namespace
+}  // namespace INTENTION_ARCH
