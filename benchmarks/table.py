@@ -36,19 +36,15 @@ def markdown(head: list[str], body: list[list[str]]) -> str:
 
 
 def short(result: dict[str, Any]) -> str:
-    """README: one thread, the ratios to SDPA and the speed-up over `inv` and `solve`."""
-    head = ["(batch·heads, N, M, d, k)", "forward / SDPA", "with backward / SDPA", "faster than `inv`", "than `solve`"]
+    """README: one thread, ratios to SDPA, with the kernels and without."""
+    head = ["(batch·heads, N, M, d, k)", "forward / SDPA", "with backward", "forward in pure torch", "with backward"]
     body = []
-    for shape, passes in rows(result, 1, "intention").items():
-        fwd, both = passes["fwd"], passes["fwd+bwd"]
-        gains = [
-            f"{fwd[name] / fwd['intention']:.{0 if fwd[name] > 10 * fwd['intention'] else 1}f}×"
-            for name in ("inv", "solve")
-        ]
-        body.append([str(shape), ratio(fwd, "intention"), ratio(both, "intention"), *gains])
-    for shape, passes in rows(result, 1, "sigma_intention").items():
-        ratios = [ratio(passes[p], "sigma_intention") for p in ("fwd", "fwd+bwd")]
-        body.append([f"σIntention {shape}", *ratios, "", ""])
+    for part, name in (("shapes", ""), ("sigma", "σIntention ")):
+        found = native_rows(result, part)
+        for shape in dict.fromkeys(shape for shape, _ in found):
+            passes = [found[shape, label][1]["seconds"] for label in ("fwd", "fwd+bwd")]
+            cells = [ratio(times, which) for which in ("native", "torch") for times in passes]
+            body.append([f"{name}{shape}", *cells])
     return markdown(head, body)
 
 
@@ -262,7 +258,6 @@ def fill(path: Path, name: str, text: str) -> None:
 
 def main() -> None:
     result = json.loads((ROOT / "benchmarks" / "results" / "ops.json").read_text())
-    fill(ROOT / "README.md", "speed", short(result))
     page = ROOT / "docs" / "speed.md"
     about = f"torch {result['torch']}, {result['machine']}, {result['dtype']}, alpha = {result['alpha']:g}."
     for name, text in {
@@ -289,6 +284,7 @@ def main() -> None:
     fill(page, "accuracy", causal_accuracy(result))
     fill(page, "memory", causal_memory(result))
     result = json.loads((ROOT / "benchmarks" / "results" / "native.json").read_text())
+    fill(ROOT / "README.md", "speed", short(result))
     page = ROOT / "docs" / "native.md"
     fill(page, "about", native_about(result))
     for part in ("shapes", "sigma", "heads", "causal"):

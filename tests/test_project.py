@@ -82,14 +82,18 @@ def test_commands_of_the_readme_are_targets():
         ("docs/nn.md", "layers", 8),
         ("docs/nn.md", "activations", 8),
         ("docs/nn.md", "training", 27),
+        ("docs/native.md", "shapes", 16),
+        ("docs/native.md", "heads", 20),
+        ("docs/native.md", "sigma", 4),
+        ("docs/native.md", "causal", 8),
     ],
 )
 def test_the_tables_are_filled_from_the_benchmark(page, name, rows):
     """`make bench`, then `python benchmarks/table.py`; the JSON and the pages are committed together."""
     block = re.search(rf"<!-- {name} -->\n(.*?)<!-- end -->", (ROOT / page).read_text(), re.DOTALL)[1].strip()
-    file = {"docs/context.md": "context", "docs/nn.md": "modules"}.get(page, "ops")
+    files = {"docs/context.md": "context", "docs/nn.md": "modules", "docs/native.md": "native", "README.md": "native"}
     table, results = load("table"), ROOT / "benchmarks" / "results"
-    result = json.loads((results / f"{file}.json").read_text())
+    result = json.loads((results / f"{files.get(page, 'ops')}.json").read_text())
     depth = [json.loads(line) for line in (results / "depth.jsonl").read_text().splitlines()]
     made = {
         "speed": table.short,
@@ -103,6 +107,7 @@ def test_the_tables_are_filled_from_the_benchmark(page, name, rows):
         "layers": table.modules,
         "activations": lambda _: table.activations(depth),
         "training": lambda _: table.training(depth),
+        **{part: lambda r, part=part: table.native_part(r, part) for part in ("shapes", "heads", "sigma", "causal")},
     }[name](result)
     assert block == made
     assert len(block.splitlines()) == rows + 2
