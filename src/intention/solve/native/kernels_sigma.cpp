@@ -5,7 +5,7 @@
 
 namespace INTENTION_ARCH {
 
-constexpr Int KEYS = 128;  // of a block: its scores, values and keys stay near
+constexpr Int KEYS = 192;  // of a block: its scores, values and keys stay near
 
 // The queries of a block and what is known of their softmax so far. Queries lie side by side, keys below each other:
 // largest, sums and exponentials need nothing across the lanes, and keys are read as they come.
