@@ -156,24 +156,17 @@ def test_shares_sum_to_one(size, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_each_share_is_exact_to_rounding(dtype):
-    """Scores that are exact: alpha = 1 = K'K + ..., one feature. What is left is the exponential."""
-    n = 64 if dtype == torch.float32 else 512
-    key = torch.zeros(1, n, 1, dtype=dtype)
-    key[0, :, 0] = torch.arange(n, dtype=dtype) / 1024  # K'K is small: Sigma = alpha + K'K
-    sigma_ = (key.double().square().sum() + 1).item()
-    query = torch.tensor([[[-sigma_ * 1024], [-sigma_ * 77], [-sigma_ * 3], [sigma_ * 1e-3]]], dtype=dtype)
+def test_exponentials_are_exact_to_rounding(dtype):
+    """Sigma = I, one feature and a query of 1: scores are the keys, and shares relative to the first exp of them."""
+    n, lowest = 1500, -84.0 if dtype == torch.float32 else -703.0
+    key = torch.cat(
+        [torch.linspace(0, lowest, n - 4, dtype=dtype), torch.tensor([-90, -1e3, -1e15, -1e5], dtype=dtype)]
+    )
     value = torch.eye(n, dtype=dtype).unsqueeze(0)
-    assert served(query, key, value)
-    out = sigma_intention(query, key, value).double()
-    scores = (query.double() / sigma_) @ key.double().mT
-    expected = torch.softmax(scores, -1)
-    near = scores - scores.amax(-1, keepdim=True) > (-87 if dtype == torch.float32 else -700)
-    # a rounding of the score s moves its share by s eps
-    allowed = (6 + 3 * scores.abs().amax()) * torch.finfo(dtype).eps * expected
-    assert near.sum() > 100
-    assert ((out - expected).abs() < allowed)[near].all()
-    assert (out[~near] <= expected[~near] * (1 + 1e-3)).all()
+    out = sigma_intention(torch.ones(1, 1, 1, dtype=dtype), key.view(1, n, 1), value, covariance="convex", alpha=1.0)
+    shares, expected = out[0, 0, :-4].double() / out[0, 0, 0].double(), key[:-4].double().exp()
+    assert ((shares / expected - 1).abs() < 4 * torch.finfo(dtype).eps).all()
+    assert (out[0, 0, -3:] == 0).all()
 
 
 def test_scores_that_grow_from_block_to_block():
@@ -219,7 +212,7 @@ def test_both_infinities_in_a_column_of_values():
 def test_every_nan_stays_one():
     """Also one whose last bits are set: they must not reach the exponent."""
     q, k, v = make(40, 20, 8, 3)
-    q[0, 5] = torch.tensor(0x7FC001FF, dtype=torch.int32).view(torch.float32)
+    q[0, 5] = torch.tensor(0x7FC00001, dtype=torch.int32).view(torch.float32)
     assert sigma_intention(q, k, v)[0].isnan().any(-1).nonzero().flatten().tolist() == [5]
 
 
