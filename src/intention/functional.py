@@ -24,7 +24,7 @@ from intention.prepare import (
     visible,
     weigh_mask,
 )
-from intention.softmax import centred_key, counted_softmax, softmax_attention, transform_shared, transform_solver
+from intention.softmax import centred_key, counted_softmax, fused, softmax_attention, transform_shared, transform_solver
 from intention.solve.ladder import ROUTES, Report, unpack
 from intention.solve.problem import Plan, Problem
 from intention.solve.ridge import ridge
@@ -264,9 +264,11 @@ def sigma_intention(
     own_sigma = not on_keys(covariance)
     if own_sigma:
         estimated.check_estimated(covariance, solver, queries_differ, inputs.value, counted.seen())
-    if call.empty:
-        out, report = call.zeros()
-        out = call.result(out)
+    found = call.zeros() if call.empty else None
+    if found is None and solver == "auto" and not (queries_differ or own_sigma or intercept or dropout_p):
+        found = fused(inputs, call.dtype) if counted.keep is None else None
+    if found is not None:
+        out, report = call.result(found[0]), found[1]
         return (out, _info(call.report(report))) if return_info else out
     if queries_differ:
 

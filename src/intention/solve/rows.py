@@ -61,12 +61,16 @@ def transform_rows(
     trusted: bool,
     matrix: Tensor | None,
     packed: Tensor | None,
+    keep: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns (X, factor, packed report); a given factor and report are used again."""
+    """Returns (X, factor, packed report); a given factor and report are used again.
+
+    Without `keep` nobody looks at the factor, and it may be anything.
+    """
     times = rows.shape[0] // max(key.shape[0], 1)
     found = None
     if solver == "auto" and matrix is None:
-        found = native.forward(rows, key, weight, alpha, gain, inverse)
+        found = native.forward(rows, key, weight, alpha, gain, inverse, keep)
         if found is not None and found.status == PLAIN:
             return found.out, found.matrix, found.ratio
     if times > 1:

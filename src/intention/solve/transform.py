@@ -37,7 +37,7 @@ def transform(points: Points, solver: str, trusted: bool) -> tuple[Tensor, Tenso
     if compiling():
         out, _, packed = torch.ops.intention.transform(*points, solver, inverse, trusted, None, None)
     elif gradient_free(*points):
-        out, _, packed = transform_rows(*points, solver, inverse, trusted, None, None)
+        out, _, packed = transform_rows(*points, solver, inverse, trusted, None, None, False)
     else:
         out, _, packed = Transform.apply(*points, solver, inverse, trusted, None, None)
     return out, packed

@@ -21,13 +21,13 @@ using Kernel = int (*)(const Arguments&, int64_t, int64_t);
 
 struct Kernels {
     const char* name;
-    Kernel<RidgeArguments> ridge_forward, ridge_backward, transform_forward, transform_backward;
+    Kernel<RidgeArguments> ridge_forward, ridge_backward, transform_forward, transform_backward, sigma_forward;
     Kernel<CausalArguments> causal_forward, causal_backward;
 };
 
 #define KERNELS_OF(ARCH)                                                                                  \
     {#ARCH, ARCH::ridge_forward, ARCH::ridge_backward, ARCH::transform_forward, ARCH::transform_backward, \
-     ARCH::causal_forward, ARCH::causal_backward}
+     ARCH::sigma_forward, ARCH::causal_forward, ARCH::causal_backward}
 
 Kernels choose() {
 #ifdef INTENTION_X86
@@ -92,6 +92,11 @@ double backward_work(const RidgeArguments& a) {
     return double(2 * a.points + 2 * a.queries) * double(a.features) * k + n * n * k;
 }
 
+double sigma_work(const RidgeArguments& a) {
+    const double n = double(a.points), m = double(a.queries), d = double(a.features);
+    return (n / 2 + m + d / 2) * d * d + m * n * (d + double(a.columns));
+}
+
 double causal_work(const CausalArguments& a) {
     const double d = double(a.features), k = double(a.columns);
     return double(a.tokens) * d * (3 * d + 4 * k);
@@ -129,6 +134,10 @@ EXPORTED int intention_transform_forward(const RidgeArguments* a) {
 EXPORTED int intention_transform_backward(const RidgeArguments* a) {
     gradients_in_large_pages(*a);
     return share(kernels.transform_backward, *a, double((2 * a->queries + a->points) * a->features * a->features));
+}
+EXPORTED int intention_sigma_forward(const RidgeArguments* a) {
+    in_large_pages(a->forward.out, (a->is_double ? 8 : 4) * a->batch * a->queries * a->columns);
+    return share(kernels.sigma_forward, *a, sigma_work(*a));
 }
 EXPORTED int intention_causal_forward(const CausalArguments* a) {
     return share(kernels.causal_forward, *a, causal_work(*a));

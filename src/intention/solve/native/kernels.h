@@ -12,6 +12,7 @@
     int causal_backward(const CausalArguments&, std::int64_t from, std::int64_t to); \
     int transform_forward(const RidgeArguments&, std::int64_t from, std::int64_t to);  \
     int transform_backward(const RidgeArguments&, std::int64_t from, std::int64_t to); \
+    int sigma_forward(const RidgeArguments&, std::int64_t from, std::int64_t to);    \
     }
 
 INTENTION_KERNELS(baseline)

@@ -21,15 +21,23 @@ class Moved(NamedTuple):
 
 
 def forward(
-    rows: Tensor, key: Tensor, weight: Tensor | None, alpha: Tensor, gain: Tensor | None, inverse: bool
+    rows: Tensor,
+    key: Tensor,
+    weight: Tensor | None,
+    alpha: Tensor,
+    gain: Tensor | None,
+    inverse: bool,
+    keep: bool = True,
 ) -> Moved | None:
-    """None where the kernels do not apply."""
+    """None where the kernels do not apply. The factor is what a backward needs; without `keep` it is anything."""
     function = kernel("intention_transform_forward")
     if function is None or (block := call(rows, key, None, weight, alpha, gain, _PLAN, inverse)) is None:
         return None
     batch, n = alpha.shape[0], key.shape[-1]
-    out, matrix, ratio = rows.new_empty(rows.shape), rows.new_empty((batch, n, n)), rows.new_empty(batch)
-    status = function(FORWARD.pack(*block.numbers, 0, matrix.data_ptr(), out.data_ptr(), ratio.data_ptr()))
+    out, ratio = rows.new_empty(rows.shape), rows.new_empty(batch)
+    matrix = rows.new_empty((batch, n, n)) if keep else ratio
+    kept = matrix.data_ptr() if keep else 0
+    status = function(FORWARD.pack(*block.numbers, 0, kept, out.data_ptr(), ratio.data_ptr()))
     return Moved(out, matrix, ratio, status)
 
 
