@@ -126,9 +126,10 @@ T screened(const RidgeArguments& a, const Fit<T>& f, T ratio) {
     return good ? ratio : T(__builtin_nan(""));
 }
 
-// Fits the next elements, one or as many small ones as a register has lanes; returns how many.
+// Fits the next elements, one or as many small ones as a register has lanes; returns how many. Without `whole` an inverse
+// is not written out: its factors will do.
 template <class T>
-int fit_next(const RidgeArguments& a, Int b, Int to, Fit<T>* fits, Arena& arena) {
+int fit_next(const RidgeArguments& a, Int b, Int to, bool whole, Fit<T>* fits, Arena& arena) {
     const Int n = a.dual ? a.points : a.features, size = padded<T>(n);
     const bool copies = a.intercept || a.weight.data;
     const Int copied = copies ? a.points * (a.features + a.columns) + a.queries * a.features : 0;
@@ -146,8 +147,7 @@ int fit_next(const RidgeArguments& a, Int b, Int to, Fit<T>* fits, Arena& arena)
     if (together) {
         factor_group(fits, count, n, size, bool(a.inverse), arena);
     } else {
-        // solving with X costs less than making the inverse, unless that is kept or there are many columns
-        factor_one(fits[0], n, size, a.inverse && (a.matrix || !a.columns || a.columns > n), arena);
+        factor_one(fits[0], n, size, a.inverse && whole, arena);
     }
     return count;
 }

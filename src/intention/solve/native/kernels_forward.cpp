@@ -117,14 +117,14 @@ int forward(const RidgeArguments& a, Int from, Int to) {
     static thread_local Arena arena;
     Fit<T> fits[WIDTH<T>];
     int status = PLAIN;
-    const bool small = fits_lanes(a);
+    const bool small = fits_lanes(a), whole = a.matrix || a.columns > (a.dual ? a.points : a.features);
     for (Int b = from; b < to;) {
         const int lanes = int(smaller<Int>(WIDTH<T>, to - b));
         if (small && 2 * lanes >= WIDTH<T> && forward_group<T>(a, b, lanes, arena)) {
             b += lanes;
             continue;
         }
-        const int count = fit_next(a, b, to, fits, arena);
+        const int count = fit_next(a, b, to, whole, fits, arena);
         for (int g = 0; g < count; ++g)
             status = larger<int>(status, finish(a, fits[g], b + g, a.dual ? a.points : a.features, arena));
         b += count;

@@ -114,7 +114,7 @@ int sigma(const RidgeArguments& a, Int from, Int to) {
     Fit<T> fits[WIDTH<T>];
     int status = PLAIN;
     for (Int b = from; b < to && status == PLAIN;) {
-        const int count = fit_next(a, b, to, fits, arena);
+        const int count = fit_next(a, b, to, true, fits, arena);
         for (int g = 0; g < count && status == PLAIN; ++g, ++b) {
             const Fit<T>& f = fits[g];
             const T ratio = screened(a, f, ratio_of(a, f, d, arena));

@@ -11,7 +11,7 @@ int transform(const RidgeArguments& a, Int from, Int to) {
     Fit<T> fits[WIDTH<T>];
     int status = PLAIN;
     for (Int b = from; b < to;) {
-        const int count = fit_next(a, b, to, fits, arena);
+        const int count = fit_next(a, b, to, true, fits, arena);
         for (int g = 0; g < count; ++g, ++b) {
             const Fit<T>& f = fits[g];
             T *out = static_cast<T*>(a.forward.out) + b * m * n, *report = static_cast<T*>(a.forward.report) + b;
