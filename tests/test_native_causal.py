@@ -67,6 +67,35 @@ def test_kernels_and_torch_agree(
         assert error < (1e-11 if dtype == torch.float64 else 1e-5)
 
 
+@pytest.mark.parametrize("k", [0, 1, 5, 64])
+@pytest.mark.parametrize("d", [1, 3, 17, 65, 200])
+@pytest.mark.parametrize("n", [1, 15, 17, 31, 33, 127, 129])
+def test_sizes_around_those_of_blocks(n: int, d: int, k: int) -> None:
+    """Blocks of 16 tokens, registers of up to 16 numbers, chunks of 128; some tokens weigh nothing."""
+    tokens = draw(2, n, d, k or 1, torch.float64, k > 0, n % 2 == 0 or d == 17)
+    if tokens.weight is None:
+        tokens = tokens._replace(weight=torch.rand(2, n, dtype=torch.float64))
+    tokens.weight[:, ::3] = 0  # type: ignore[index]
+    for got, want in zip(*both(tokens), strict=True):
+        assert torch.allclose(got.double(), want.double(), rtol=1e-8, atol=1e-9 * float(want.abs().max()))
+
+
+@pytest.mark.parametrize("where", ["query", "key", "value"])
+@pytest.mark.parametrize("at", [3, 20, 140])
+def test_what_is_not_a_number_stays_so(at: int, where: str) -> None:
+    """From its token on, or the report says that there is no factor; the blocks of tokens before it do not notice."""
+    clean = draw(1, 200, 17, 5, torch.float32, True, False)
+    broken = clean._replace(**{where: getattr(clean, where).clone()})
+    getattr(broken, where)[0, at, 2] = torch.nan
+    found, want = native.forward(*broken), native.forward(*clean)
+    assert found is not None
+    assert want is not None
+    seen = found[0][0, at] if where == "query" else found[0][0, at:, 2]
+    assert bool(seen.isnan().all()) or not bool(found[1].isfinite().all())
+    before = min(at // 16 * 16, 128)  # what comes later may change the precision of a chunk
+    assert torch.equal(found[0][0, :before], want[0][0, :before])
+
+
 def test_odd_strides_and_places() -> None:
     """Every other row, columns apart, storage that starts anywhere: as the same numbers laid out plainly."""
     plain = draw(2, 70, 9, 5, torch.float32, True, True)

@@ -58,6 +58,8 @@ void add_and_narrow(double* sums, T* x, Int count) {
     for (Int i = 0; i < count; ++i) x[i] = T(sums[i] += double(x[i]));
 }
 
+constexpr Int SHORT = 16;  // products in a sum: long sums round more
+
 // z_t = A_t^-1 q_t and r_t = W_t g_t, or A_t^-1 g_t without values.
 template <class T>
 void solve_chunk(Int n, Int d, Int k, T gain, const T* fits, const Given<T>& x, const Pull<T>& p) {
@@ -66,7 +68,8 @@ void solve_chunk(Int n, Int d, Int k, T gain, const T* fits, const Given<T>& x, 
     transformed<T>(n, d, gain, x.query, before, rows, across, p.seen, p.z);
     if (k == 0) return transformed<T>(n, d, gain, x.grad, before, rows, across, p.seen, p.r);
     lower_of<T>(n, k, x.grad, across.at(d, 0), rows_of(p.seen, n));
-    multiply<T>(n, d, k, x.grad, before.at(d, 0), rows_of(p.r, d), T(-1));
+    for (Int j = 0; j < k; j += SHORT)
+        multiply<T>(n, d, smaller(SHORT, k - j), x.grad.at(0, j), before.at(d + j, 0), rows_of(p.r, d), T(-1), j > 0);
     lower_times<T>(n, d, rows_of<const T>(p.seen, n), rows, rows_of(p.r, d), T(1), true);
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "arena.h"
+#include "causal_rows.h"
 #include "causal_triangles.h"
 
 namespace INTENTION_ARCH {
@@ -9,31 +10,16 @@ namespace {
 
 constexpr Int BLOCK = 16;     // tokens that share a triangular factor
 constexpr Int CHUNK = 32;     // tokens whose gradients are made together
-constexpr Int SPAN = 128;     // tokens that are loaded, and summed up, together
+constexpr Int SPAN = 32;      // tokens that are loaded, and summed up, together: long sums round more
 constexpr Int FIRST = 128;    // tokens before the first Gram matrix is factored
 constexpr Int LONGEST = 512;  // and at most between two later ones
 // Float serves up to a ratio of 30, as in factor.py. Here: up to 10 before a chunk in which Sigma grows up to 3 times, so
 // that later tokens hardly ever change the precision of earlier ones. The first tokens of all are always in double.
 constexpr double EASY_BEFORE = 10, GROWTH = 3;
 
-template <class S>
-struct Sequence {
-    Int n, d, k;  // k = 0: no values, the answers are q_t A_t^-1
-    const S *query, *key, *value, *weight;
-    Int query_row, key_row, value_row;
-    double alpha, gain;
-};
-
 struct Sums {  // of all tokens so far
     bool empty;
     double *gram, *cross;  // (d, d), of which the upper triangle counts, and (d, k)
-};
-
-// Tokens in the precision of the work: keys and values times the root of their weight.
-template <class T>
-struct Rows {
-    In<T> query, key, value;
-    Rows from(Int i) const { return {query.at(i, 0), key.at(i, 0), value.at(i, 0)}; }
 };
 
 // How far apart rows of [P, -W] and [E, Y] are: an odd number of registers, so that they do not all want the same few
@@ -58,22 +44,6 @@ struct Work {
         gram = s.take<T>(size * size), cross = s.take<T>(d * k), half = s.take<T>(size * size), pivots = s.take<T>(larger(size, BLOCK));
     }
 };
-
-template <class T, class S>
-void copy_rows(Int n, Int columns, const S* from, Int row, const S* weight, T* to) {
-    for (Int i = 0; i < n; ++i) {
-        const T scale = weight ? root(T(weight[i])) : T(1);
-        for (Int j = 0; j < columns; ++j) to[i * columns + j] = scale * T(from[i * row + j]);
-    }
-}
-
-template <class T, class S>
-In<T> in_place_or_copied(Int n, Int columns, const S* from, Int row, const S* weight, T* room) {
-    if constexpr (sizeof(T) == sizeof(S))
-        if (!weight) return rows_of<const T>(from, row);
-    copy_rows<T, S>(n, columns, from, row, weight, room);
-    return rows_of<const T>(room, columns);
-}
 
 template <class T, class S>
 Rows<T> load_rows(const Sequence<S>& s, Int first, Int n, const Work<T>& w) {
@@ -236,13 +206,6 @@ T* keep(Int at, Int d, Int k, bool wide, const Work<T>& w, Arena& scratch, Kept*
         here = {fits, wide};
     }
     return static_cast<T*>(here.fits) + (d + k) * d + at % CHUNK * width;
-}
-
-// Asks for rows that will be read, or written, soon.
-template <bool WRITTEN, class S>
-inline void prefetch_rows(Int n, Int columns, const S* rows, Int row) {
-    for (Int i = 0; i < n; ++i)
-        for (Int j = 0; j < columns; j += 64 / Int(sizeof(S))) __builtin_prefetch(rows + i * row + j, WRITTEN);
 }
 
 // Answers of a chunk, or, with `kept`, its fits.

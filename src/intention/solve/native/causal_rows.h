@@ -1,0 +1,48 @@
+// The tokens of a sequence, and how their rows are read.
+#pragma once
+
+#include "product.h"
+
+namespace INTENTION_ARCH {
+namespace {
+
+template <class S>
+struct Sequence {
+    Int n, d, k;  // k = 0: no values, the answers are q_t A_t^-1
+    const S *query, *key, *value, *weight;
+    Int query_row, key_row, value_row;
+    double alpha, gain;
+};
+
+// Tokens in the precision of the work: keys and values times the root of their weight.
+template <class T>
+struct Rows {
+    In<T> query, key, value;
+    Rows from(Int i) const { return {query.at(i, 0), key.at(i, 0), value.at(i, 0)}; }
+};
+
+template <class T, class S>
+void copy_rows(Int n, Int columns, const S* from, Int row, const S* weight, T* to) {
+    for (Int i = 0; i < n; ++i) {
+        const T scale = weight ? root(T(weight[i])) : T(1);
+        for (Int j = 0; j < columns; ++j) to[i * columns + j] = scale * T(from[i * row + j]);
+    }
+}
+
+template <class T, class S>
+In<T> in_place_or_copied(Int n, Int columns, const S* from, Int row, const S* weight, T* room) {
+    if constexpr (sizeof(T) == sizeof(S))
+        if (!weight) return rows_of<const T>(from, row);
+    copy_rows<T, S>(n, columns, from, row, weight, room);
+    return rows_of<const T>(room, columns);
+}
+
+// Asks for rows that will be read, or written, soon.
+template <bool WRITTEN, class S>
+inline void prefetch_rows(Int n, Int columns, const S* rows, Int row) {
+    for (Int i = 0; i < n; ++i)
+        for (Int j = 0; j < columns; j += 64 / Int(sizeof(S))) __builtin_prefetch(rows + i * row + j, WRITTEN);
+}
+
+}  // namespace
+}  // namespace INTENTION_ARCH
