@@ -12,7 +12,7 @@ struct Exp;
 // first part is exact. p is Chebyshev's: 1e-8 (float) and 2e-17 (double) from e^r.
 template <>
 struct Exp<float> {
-    typedef std::int32_t Bits __attribute__((vector_size(BYTES)));
+    typedef std::uint32_t Bits __attribute__((vector_size(BYTES)));
     static constexpr int MANTISSA = 23;
     static constexpr float LOWEST = -87.33f;  // below it the result has no full precision: 0
     static constexpr float ROUNDING = 0x1.8p23f, LN2 = 0.693359375f, LN2_REST = -2.12194440e-4f;
@@ -21,7 +21,7 @@ struct Exp<float> {
 };
 template <>
 struct Exp<double> {
-    typedef std::int64_t Bits __attribute__((vector_size(BYTES)));
+    typedef std::uint64_t Bits __attribute__((vector_size(BYTES)));
     static constexpr int MANTISSA = 52;
     static constexpr double LOWEST = -708.39;
     static constexpr double ROUNDING = 0x1.8p52, LN2 = 6.93145751953125e-1, LN2_REST = 1.42860682030941723212e-6;
