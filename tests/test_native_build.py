@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from intention.solve.native import build
+from intention.solve.native.library import ABI
 
 ROOT = Path(__file__).parent.parent
 INSIDE = "intention/solve/native/"
@@ -29,10 +30,10 @@ print(json.dumps({"file": intention.__file__, "error": float((got - want).abs().
 """
 
 
-STUB = """
+STUB = f"""
 #define EXPORTED extern "C" __attribute__((visibility("default")))
-EXPORTED int intention_native_abi(void) { return 1; }
-EXPORTED const char *intention_native_arch(void) { return "baseline"; }
+EXPORTED int intention_native_abi(void) {{ return {ABI}; }}
+EXPORTED const char *intention_native_arch(void) {{ return "baseline"; }}
 """
 
 
@@ -147,7 +148,7 @@ def test_an_editable_install_compiles_beside_the_sources(tmp_path, stub):
     command = (sys.executable, "-c", "import sys, hatchling.build as b; b.build_editable(sys.argv[1])", tmp_path)
     run(*command, cwd=stub)
     (wheel,) = tmp_path.glob("*.whl")
-    assert ctypes.CDLL(str(library)).intention_native_abi() == 1
+    assert ctypes.CDLL(str(library)).intention_native_abi() == ABI
     assert INSIDE + "_kernels.so" not in content(wheel)
     run(*command, env=environment(INTENTION_NATIVE="0"), cwd=stub)
     assert not library.exists()  # the install says that there are none

@@ -16,7 +16,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 # Private to torch but used by autograd.Function itself; without it every call takes the slower, always right way.
 _transforms_active: Callable[[], bool] = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
 _any_autocast: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
-_unwrap_dead_wrappers: Callable[..., Any] | None = getattr(torch._functorch.utils, "unwrap_dead_wrappers", None)
+_functorch: Any = getattr(torch, "_functorch", None)
+_unwrap_dead_wrappers: Callable[..., Any] | None = getattr(
+    getattr(_functorch, "utils", None), "unwrap_dead_wrappers", None
+)
 
 
 def no_autocast(function: F) -> F:

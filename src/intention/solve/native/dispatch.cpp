@@ -104,7 +104,7 @@ double causal_work(const CausalArguments& a) {
 
 }  // namespace
 
-EXPORTED int intention_native_abi(void) { return 1; }
+EXPORTED int intention_native_abi(void) { return 2; }
 EXPORTED const char* intention_native_arch(void) { return kernels.name; }
 
 EXPORTED int intention_ridge_forward(const RidgeArguments* a) {
