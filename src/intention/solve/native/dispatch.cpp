@@ -1,7 +1,5 @@
 // What Python calls: chooses the instruction set when loaded, and splits large batches between threads.
 #include <algorithm>
-#include <system_error>
-#include <thread>
 #include <vector>
 
 #if defined(__linux__)
@@ -9,6 +7,7 @@
 #endif
 
 #include "kernels.h"
+#include "threads.h"
 
 #define EXPORTED extern "C" __attribute__((visibility("default")))
 
@@ -43,9 +42,9 @@ Kernels choose() {
 
 const Kernels kernels = choose();
 
-constexpr double WORTH_A_THREAD = 2.5e6;  // multiplications: well above what starting and joining a thread takes
+constexpr double WORTH_A_THREAD = 1e6;  // multiplications: well above what waking a thread takes
 
-// Threads live for one call: a pool would not survive a fork. Returns the worst status.
+// Returns the worst status.
 template <class Arguments>
 int share(Kernel<Arguments> kernel, const Arguments& a, double work_per_element) {
     const double worth = double(a.batch) * work_per_element / WORTH_A_THREAD;
@@ -53,19 +52,9 @@ int share(Kernel<Arguments> kernel, const Arguments& a, double work_per_element)
     if (double(threads) > worth) threads = int64_t(worth);
     if (threads <= 1) return kernel(a, 0, a.batch);
     std::vector<int> status(std::size_t(threads), 0);
-    std::vector<std::thread> others;
-    const auto run = [&](int64_t i) {
+    Team::here().run(threads, [&](int64_t i) {
         status[std::size_t(i)] = kernel(a, a.batch * i / threads, a.batch * (i + 1) / threads);
-    };
-    others.reserve(std::size_t(threads));
-    int64_t started = 1;
-    try {
-        for (; started < threads; ++started) others.emplace_back(run, started);
-    } catch (const std::system_error&) {  // the machine gives no more threads: this one does the rest
-    }
-    run(0);
-    for (; started < threads; ++started) run(started);
-    for (std::thread& other : others) other.join();
+    });
     return *std::max_element(status.begin(), status.end());
 }
 
