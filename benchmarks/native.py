@@ -1,6 +1,6 @@
 """Compiled kernels against SDPA and against the same calls in torch, and the share of the processor's peak they reach.
 
-    python benchmarks/native.py                     # 1 and 2 threads, about 20 minutes
+    python benchmarks/native.py                     # 1 and 2 threads, many minutes; --seconds .3 makes it 6
     python benchmarks/native.py --only heads        # one part, the rest kept
 
 Medians within one run, accuracy ladder and checks on. Results go to benchmarks/results/native.json.

@@ -1,4 +1,4 @@
-// What Python hands over: one block of 8-byte numbers per call. The order is that of the formats in ridge.py.
+// What Python hands over: one block of 8-byte numbers per call. The order is that of the formats in call.py.
 #pragma once
 
 #include <cstdint>

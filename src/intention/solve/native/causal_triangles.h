@@ -6,24 +6,6 @@
 namespace INTENTION_ARCH {
 namespace {
 
-// U_bb'^-1 times a block of rows, in place: forward substitution, one register of columns at a time.
-template <class T>
-void substitute_rows(const T* u, Int ldu, const T* inverse_root, T* rows, Int ld, Int columns) {
-    constexpr int W = WIDTH<T>;
-    for (Int c = 0; c < columns; c += W, rows += W) {
-        Vec<T> x[W];
-#pragma GCC unroll 16
-        for (int r = 0; r < W; ++r) x[r] = load<T>(rows + r * ld);
-#pragma GCC unroll 16
-        for (int j = 0; j < W; ++j) {
-            x[j] *= inverse_root[j];
-            store<T>(rows + j * ld, x[j]);
-#pragma GCC unroll 16
-            for (int i = j + 1; i < W; ++i) x[i] -= u[j * ldu + i] * x[j];
-        }
-    }
-}
-
 // X = U'^-1 X; row t depends on rows <= t alone. X has room for `size` rows and whole registers of columns.
 template <class T>
 void half_solve(Int size, const T* u, const T* inverse_root, Int columns, T* x, Int ldx) {
@@ -31,7 +13,7 @@ void half_solve(Int size, const T* u, const T* inverse_root, Int columns, T* x, 
     for (Int b = 0; b < size; b += W) {
         if (b)
             multiply<T>(W, columns, b, rows_of(u + b, size).t(), rows_of<const T>(x, ldx), rows_of(x + b * ldx, ldx), T(-1), true);
-        substitute_rows<T>(u + b * size + b, size, inverse_root + b, x + b * ldx, ldx, columns);
+        substitute<T>(u + b * size + b, size, inverse_root + b, x + b * ldx, ldx, columns / W);
     }
 }
 

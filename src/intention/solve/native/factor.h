@@ -38,7 +38,7 @@ inline bool factor_block(T* s, Int ld, T* inverse_root) {
 
 // U_bb^-T times a block of rows, in place: forward substitution, one register of columns at a time.
 template <class T>
-inline void substitute(const T* u, const T* inverse_root, Int ld, T* rows, Int vectors) {
+inline void substitute(const T* u, Int ldu, const T* inverse_root, T* rows, Int ld, Int vectors) {
     constexpr int W = WIDTH<T>;
     for (Int v = 0; v < vectors; ++v, rows += W) {
         Vec<T> x[W];
@@ -49,7 +49,7 @@ inline void substitute(const T* u, const T* inverse_root, Int ld, T* rows, Int v
             x[j] *= inverse_root[j];
             store<T>(rows + j * ld, x[j]);
 #pragma GCC unroll 16
-            for (int i = j + 1; i < W; ++i) x[i] -= u[j * ld + i] * x[j];
+            for (int i = j + 1; i < W; ++i) x[i] -= u[j * ldu + i] * x[j];
         }
     }
 }
@@ -63,7 +63,7 @@ Pivots<T> cholesky(Int n, Int size, T* s, T* inverse_root) {
         T* block = s + b * size + b;
         const Int rest = size - b - W;
         if (!factor_block<T>(block, size, inverse_root + b)) pivots.failed = true;
-        substitute<T>(block, inverse_root + b, size, block + W, rest / W);
+        substitute<T>(block, size, inverse_root + b, block + W, size, rest / W);
         const Mat<T> right = rows_of(block + W, size);
         if (rest) multiply<T>(rest, rest, W, right.t(), right, rows_of(block + W * size + W, size), -1, true, UPPER);
     }
@@ -83,7 +83,7 @@ void invert_factor(Int size, const T* u, const T* inverse_root, T* x) {
         }
         for (Int r = 0; r < W; ++r)
             for (Int j = b; j < size; ++j) row[r * size + j] = j == b + r;
-        substitute<T>(u + b * size + b, inverse_root + b, size, row, b / W + 1);
+        substitute<T>(u + b * size + b, size, inverse_root + b, row, size, b / W + 1);
     }
 }
 
