@@ -111,7 +111,7 @@ def compile_library(folder: Path, out: Path, sanitize: str | None = None) -> Non
         with ThreadPoolExecutor(PROCESSES) as pool:
             objects = list(pool.map(compile_one, plan))
         linked = Path(scratch, NAME)
-        run([*compiler, *extra, "-shared", "-pthread", *objects, "-o", str(linked)])
+        run([*compiler, *extra, "-shared", "-pthread", *objects, "-ldl", "-o", str(linked)])
         os.replace(linked, out)
 
 

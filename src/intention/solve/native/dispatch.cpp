@@ -43,6 +43,11 @@ Kernels choose() {
 const Kernels kernels = choose();
 
 constexpr double WORTH_A_THREAD = 1e6;  // multiplications: well above what waking a thread takes
+constexpr int64_t PARTS = 4;            // of a thread's share: so much is left to the others if it comes late
+constexpr int64_t LANES = 16;           // small elements are computed so many at once
+
+int64_t size_of_sigma(const RidgeArguments& a) { return a.dual ? a.points : a.features; }
+int64_t size_of_sigma(const CausalArguments& a) { return a.features; }
 
 // Returns the worst status.
 template <class Arguments>
@@ -51,9 +56,12 @@ int share(Kernel<Arguments> kernel, const Arguments& a, double work_per_element)
     int64_t threads = std::min(a.threads, a.batch);
     if (double(threads) > worth) threads = int64_t(worth);
     if (threads <= 1) return kernel(a, 0, a.batch);
-    std::vector<int> status(std::size_t(threads), 0);
-    Team::here().run(threads, [&](int64_t i) {
-        status[std::size_t(i)] = kernel(a, a.batch * i / threads, a.batch * (i + 1) / threads);
+    const auto divided = [&](int64_t by) { return (a.batch + by - 1) / by; };
+    int64_t step = divided(PARTS * threads);
+    if (size_of_sigma(a) <= LANES) step = std::min((step + LANES - 1) / LANES * LANES, divided(threads));
+    std::vector<int> status(std::size_t(divided(step)), 0);
+    in_parallel(threads, divided(step), [&](int64_t i) {
+        status[std::size_t(i)] = kernel(a, step * i, std::min(step * (i + 1), a.batch));
     });
     return *std::max_element(status.begin(), status.end());
 }
