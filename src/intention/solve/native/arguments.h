@@ -31,6 +31,7 @@ struct RidgeArguments {
         } forward;
         struct {
             PerElement route;
+            const void* out;  // (batch, M, k): the answer, for those who want it
             Tensor grad;
             void *query, *key, *value, *weight, *alpha, *alpha_terms, *gain;
         } backward;

@@ -15,7 +15,7 @@ from intention.solve.problem import Plan
 PLAIN, SOME_REFINED, SOME_LEFT = range(3)
 _COMMON = "12q 4d 12q 6q 2q"
 FORWARD = struct.Struct(_COMMON + "2q")
-BACKWARD = struct.Struct(_COMMON + "2q 4q 7q")
+BACKWARD = struct.Struct(_COMMON + "2q 1q 4q 7q")
 _PLAIN_TYPES = (Tensor, torch.nn.Parameter)
 _LIMITS = {dtype: (EASY[dtype], HARD[dtype], SMALL_CORRECTION[dtype]) for dtype in (torch.float32, torch.float64)}
 # Beyond this size of Sigma products dominate, and torch's run on every core.

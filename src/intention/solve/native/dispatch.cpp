@@ -20,13 +20,14 @@ using Kernel = int (*)(const Arguments&, int64_t, int64_t);
 
 struct Kernels {
     const char* name;
-    Kernel<RidgeArguments> ridge_forward, ridge_backward, transform_forward, transform_backward, sigma_forward;
+    Kernel<RidgeArguments> ridge_forward, ridge_backward, transform_forward, transform_backward, sigma_forward,
+        sigma_backward;
     Kernel<CausalArguments> causal_forward, causal_backward;
 };
 
 #define KERNELS_OF(ARCH)                                                                                  \
     {#ARCH, ARCH::ridge_forward, ARCH::ridge_backward, ARCH::transform_forward, ARCH::transform_backward, \
-     ARCH::sigma_forward, ARCH::causal_forward, ARCH::causal_backward}
+     ARCH::sigma_forward, ARCH::sigma_backward, ARCH::causal_forward, ARCH::causal_backward}
 
 Kernels choose() {
 #ifdef INTENTION_X86
@@ -101,7 +102,7 @@ double causal_work(const CausalArguments& a) {
 
 }  // namespace
 
-EXPORTED int intention_native_abi(void) { return 2; }
+EXPORTED int intention_native_abi(void) { return 3; }
 EXPORTED const char* intention_native_arch(void) { return kernels.name; }
 
 EXPORTED int intention_ridge_forward(const RidgeArguments* a) {
@@ -135,6 +136,10 @@ EXPORTED int intention_transform_backward(const RidgeArguments* a) {
 EXPORTED int intention_sigma_forward(const RidgeArguments* a) {
     in_large_pages(a->forward.out, (a->is_double ? 8 : 4) * a->batch * a->queries * a->columns);
     return share(kernels.sigma_forward, *a, sigma_work(*a));
+}
+EXPORTED int intention_sigma_backward(const RidgeArguments* a) {
+    gradients_in_large_pages(*a);
+    return share(kernels.sigma_backward, *a, 3 * sigma_work(*a));
 }
 EXPORTED int intention_causal_forward(const CausalArguments* a) {
     return share(kernels.causal_forward, *a, causal_work(*a));

@@ -29,6 +29,11 @@ inline T entry(const PerElement& x, Int index, T otherwise) {
 }
 
 template <class T>
+inline T* of_element(void* p, Int b, Int size) {
+    return p ? static_cast<T*>(p) + b * size : nullptr;
+}
+
+template <class T>
 inline Head<T> head_of(const RidgeArguments& a, Int b) {
     Head<T> head;
     head.query = matrix_of<T>(a.query, b, a.inner);

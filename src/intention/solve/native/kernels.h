@@ -13,6 +13,7 @@
     int transform_forward(const RidgeArguments&, std::int64_t from, std::int64_t to);  \
     int transform_backward(const RidgeArguments&, std::int64_t from, std::int64_t to); \
     int sigma_forward(const RidgeArguments&, std::int64_t from, std::int64_t to);    \
+    int sigma_backward(const RidgeArguments&, std::int64_t from, std::int64_t to);   \
     }
 
 INTENTION_KERNELS(baseline)

@@ -19,11 +19,6 @@ struct Wanted {  // where gradients go; null: not needed
     T *query, *key, *value, *weight, *alpha, *alpha_terms, *gain;
 };
 
-template <class T>
-T* of_element(void* p, Int b, Int size) {
-    return p ? static_cast<T*>(p) + b * size : nullptr;
-}
-
 // n x k rows side by side -> the layout in which the element is worked on
 template <class T>
 In<T> laid_out(Int n, Int k, In<T> rows, bool as_rows, Arena& arena) {

@@ -1,30 +1,25 @@
-// softmax(Q Sigma^-1 K') V for a batch, Sigma = c K'K + alpha I. Scores exist for one block of queries and keys at a time.
-#include "exponential.h"
-#include "fit.h"
+// softmax(Q Sigma^-1 K') V for a batch, Sigma = c K'K + alpha I.
 #include "kernels.h"
+#include "scores.h"
 
 namespace INTENTION_ARCH {
 
-constexpr Int KEYS = 192;  // of a block: its scores, values and keys stay near
-
-// The queries of a block and what is known of their softmax so far. Queries lie side by side, keys below each other:
-// largest, sums and exponentials need nothing across the lanes, and keys are read as they come.
+// The queries of a block and what is known of their softmax so far.
 template <class T>
 struct Block {
-    static constexpr Int QUERIES = TILE_VECTORS * WIDTH<T>;
     T *moved;   // (QUERIES, d): Q Sigma^-1
-    T *query;   // (d, queries of the block): its transpose, 0 in lanes without a query
+    T *query;   // (d, queries of the block): its transpose
     T *scores;  // (KEYS, queries of the block)
     T *largest, *total;  // per query
     T *shrink;  // what the keys before count less, since the largest score has grown
 
     Block(Int d, Arena& arena)
-        : moved(arena.take<T>(QUERIES * d)),
-          query(arena.take<T>(QUERIES * d)),
-          scores(arena.take<T>(QUERIES * KEYS)),
-          largest(arena.take<T>(QUERIES)),
-          total(arena.take<T>(QUERIES)),
-          shrink(arena.take<T>(QUERIES)) {}
+        : moved(arena.take<T>(Blocks<T>::QUERIES * d)),
+          query(arena.take<T>(Blocks<T>::QUERIES * d)),
+          scores(arena.take<T>(Blocks<T>::QUERIES * KEYS)),
+          largest(arena.take<T>(Blocks<T>::QUERIES)),
+          total(arena.take<T>(Blocks<T>::QUERIES)),
+          shrink(arena.take<T>(Blocks<T>::QUERIES)) {}
 };
 
 template <class T>
@@ -34,60 +29,46 @@ inline T lowest() {
 
 // Scores become exp(score - largest). The sums are taken block by block, as those of the product with V are.
 template <class T, int C>
-void weigh(Int keys, const Block<T>& block) {
-    constexpr int W = WIDTH<T>;
-    Vec<T> top[C], sum[C] = {};
+struct Weigh {
+    static void run(Int keys, const Block<T>& block) {
+        constexpr int W = WIDTH<T>;
+        Vec<T> top[C], sum[C] = {};
 #pragma GCC unroll 4
-    for (int v = 0; v < C; ++v) top[v] = load<T>(block.largest + v * W);
-    for (Int j = 0; j < keys; ++j) {
+        for (int v = 0; v < C; ++v) top[v] = load<T>(block.largest + v * W);
+        for (Int j = 0; j < keys; ++j) {
+#pragma GCC unroll 4
+            for (int v = 0; v < C; ++v) {
+                const Vec<T> x = load<T>(block.scores + (j * C + v) * W);
+                top[v] = x > top[v] ? x : top[v];
+            }
+        }
+        for (Int j = 0; j < keys; ++j) {
+#pragma GCC unroll 4
+            for (int v = 0; v < C; ++v) {
+                T* at = block.scores + (j * C + v) * W;
+                const Vec<T> x = exponential<T>(load<T>(at) - top[v]);
+                store<T>(at, x);
+                sum[v] += x;
+            }
+        }
 #pragma GCC unroll 4
         for (int v = 0; v < C; ++v) {
-            const Vec<T> x = load<T>(block.scores + (j * C + v) * W);
-            top[v] = x > top[v] ? x : top[v];
+            const Vec<T> shrink = exponential<T>(load<T>(block.largest + v * W) - top[v]);
+            store<T>(block.shrink + v * W, shrink);
+            store<T>(block.total + v * W, load<T>(block.total + v * W) * shrink + sum[v]);
+            store<T>(block.largest + v * W, top[v]);
         }
     }
-    for (Int j = 0; j < keys; ++j) {
-#pragma GCC unroll 4
-        for (int v = 0; v < C; ++v) {
-            T* at = block.scores + (j * C + v) * W;
-            const Vec<T> x = exponential<T>(load<T>(at) - top[v]);
-            store<T>(at, x);
-            sum[v] += x;
-        }
-    }
-#pragma GCC unroll 4
-    for (int v = 0; v < C; ++v) {
-        const Vec<T> shrink = exponential<T>(load<T>(block.largest + v * W) - top[v]);
-        store<T>(block.shrink + v * W, shrink);
-        store<T>(block.total + v * W, load<T>(block.total + v * W) * shrink + sum[v]);
-        store<T>(block.largest + v * W, top[v]);
-    }
-}
+};
 
+// out (m x k) for the m queries of the block; their largest scores and 1 / totals where a backward will want them
 template <class T>
-inline auto weigh_of(Int vectors) {
-    if constexpr (TILE_VECTORS >= 4) {
-        if (vectors == 4) return weigh<T, 4>;
-        if (vectors == 3) return weigh<T, 3>;
-    }
-    return vectors == 2 ? weigh<T, 2> : weigh<T, 1>;
-}
-
-// The queries of the block, times Sigma^-1 and turned.
-template <class T>
-void move_queries(Int m, Int width, In<T> query, const Fit<T>& f, const Block<T>& block, Arena& arena) {
-    const Int d = f.solve.n;
-    f.solve(m, query.t(), rows_of(block.moved, d).t(), arena);
-    if (m < width) std::memset(block.query, 0, std::size_t(d * width) * sizeof(T));
-    transpose<T>(m, d, block.moved, d, block.query, width);
-}
-
-// out (m x k) for the m queries of the block
-template <class T>
-void attend(const RidgeArguments& a, Int m, In<T> query, const Fit<T>& f, T* out, const Block<T>& block, Arena& arena) {
+void attend(const RidgeArguments& a, Int m, In<T> query, const Fit<T>& f, T* out, T* kept, const Block<T>& block,
+            Arena& arena) {
     const Int n = a.points, d = a.features, k = a.columns, width = padded<T>(m);
-    const auto weigh = weigh_of<T>(width / WIDTH<T>);
-    move_queries(m, width, query, f, block, arena);
+    const auto weigh = step_of<Weigh, T>(width / WIDTH<T>);
+    f.solve(m, query.t(), rows_of(block.moved, d).t(), arena);
+    turn_rows<T>(m, d, width, rows_of<const T>(block.moved, d), block.query);
     for (Int i = 0; i < width; ++i) block.largest[i] = lowest<T>(), block.total[i] = 0;
     const In<T> scores = rows_of<const T>(block.scores, width);
     for (Int j = 0; j < n; j += KEYS) {
@@ -101,16 +82,17 @@ void attend(const RidgeArguments& a, Int m, In<T> query, const Fit<T>& f, T* out
     for (Int i = 0; i < m; ++i) {
         const T share = 1 / block.total[i];
         for (Int c = 0; c < k; ++c) out[i * k + c] *= share;
+        if (kept) kept[i] = block.largest[i], kept[a.queries + i] = share;
     }
 }
 
 template <class T>
 int sigma(const RidgeArguments& a, Int from, Int to) {
-    static thread_local Arena arena, kept;
-    const Int m = a.queries, d = a.features, k = a.columns, W = WIDTH<T>;
-    const Int blocks = ceil_div(m, Block<T>::QUERIES), step = ceil_div(ceil_div(m, W), blocks) * W;
-    kept.reset();
-    const Block<T> block(d, kept);
+    static thread_local Arena arena, near;
+    const Int m = a.queries, d = a.features, k = a.columns;
+    const Blocks<T> blocks(m);
+    near.reset();
+    const Block<T> block(d, near);
     Fit<T> fits[WIDTH<T>];
     int status = PLAIN;
     for (Int b = from; b < to && status == PLAIN;) {
@@ -120,9 +102,10 @@ int sigma(const RidgeArguments& a, Int from, Int to) {
             const T ratio = screened(a, f, ratio_of(a, f, d, arena));
             static_cast<T*>(a.forward.report)[b] = ratio;
             if (!(ratio < T(a.easy))) status = SOME_LEFT;  // the whole call goes another way
-            T* out = static_cast<T*>(a.forward.out) + b * m * k;
-            for (Int i = 0; i < m && status == PLAIN; i += step)
-                attend(a, smaller(step, m - i), f.head.query.at(i, 0), f, out + i * k, block, arena);
+            T *out = static_cast<T*>(a.forward.out) + b * m * k, *kept = of_element<T>(a.coef, b, 2 * m);
+            for (Int i = 0; i < m && status == PLAIN; i += blocks.step)
+                attend(a, blocks.rows(i), f.head.query.at(i, 0), f, out + i * k, kept ? kept + i : kept, block, arena);
+            keep_factor(a, f, b, d);
         }
     }
     arena.reset();

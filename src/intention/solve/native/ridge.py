@@ -75,6 +75,6 @@ def backward(
         key.new_empty(batch) if needs.alpha else None,
     )
     d_query, d_key, d_value, d_weight, d_alpha, d_gain, terms = map(pointer, grads)
-    ends = coef.data_ptr(), matrix.data_ptr(), *route, *g
+    ends = coef.data_ptr(), matrix.data_ptr(), *route, 0, *g
     function(BACKWARD.pack(*block.numbers, *ends, d_query, d_key, d_value, d_weight, d_alpha, terms, d_gain))
     return grads

@@ -67,5 +67,5 @@ def backward(
     d_weight = None if weight is None else out.new_empty(weight.shape)
     d_alpha, d_gain = out.new_empty(batch), None if gain is None else out.new_empty(batch)
     places = map(pointer, (d_rows, d_key, None, d_weight, d_alpha, None, d_gain))
-    function(BACKWARD.pack(*block.numbers, 0, matrix.data_ptr(), 0, 0, *g, *places))
+    function(BACKWARD.pack(*block.numbers, 0, matrix.data_ptr(), 0, 0, 0, *g, *places))
     return d_rows, d_key, d_weight, d_alpha, d_gain

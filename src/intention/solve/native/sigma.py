@@ -1,43 +1,86 @@
-"""The compiled sigma-Intention: scores, softmax and values in one pass over the keys, for CPU tensors.
-
-It has no backward: calls of which a derivative can be asked go through `transform` and torch's attention.
-"""
+"""The compiled sigma-Intention: scores, softmax and values in one pass over the keys, for CPU tensors."""
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from intention.solve.doors import sum_neighbours
 from intention.solve.factor import wants_inverse
-from intention.solve.native.call import FORWARD, PLAIN, call
+from intention.solve.native.call import BACKWARD, FORWARD, PLAIN, Call, call, described, pointer, readable, room
 from intention.solve.native.library import kernel
 from intention.solve.problem import Plan, Problem
+from intention.solve.pullback import Grads, Needs
 
 _PLAN = Plan(dual=False, intercept=False, scale=1.0)
 _ROWS = 64  # queries that are worth a part of their own: a block of the kernel
 
 
-def forward(problem: Problem) -> tuple[Tensor, Tensor] | None:
-    """softmax(Q Sigma^-1 K') V (B, M, k) and the ratio of each element (B,).
+class Found(NamedTuple):
+    out: Tensor  # (B, M, k)
+    ratio: Tensor  # (B,)
+    parts: int  # of each element's queries, below; their number is one of a batch
+    kept: Tensor  # (B * parts, 2, M / parts): largest score and 1 / the sum of exponentials of each query
+    matrix: Tensor  # (B * parts, d, d): Sigma^-1 or L
 
-    None where the kernel does not apply, or where an element must climb the accuracy ladder.
+
+def forward(problem: Problem, keep: bool) -> Found | None:
+    """softmax(Q Sigma^-1 K') V. None where the kernel does not apply, or an element must climb the accuracy ladder.
+
+    `kept` and `matrix` are what a backward needs; without `keep` they are anything.
     """
     function = kernel("intention_sigma_forward")
-    query, key, value, weight, alpha, gain = problem
-    if function is None or weight is not None or (parts := _parts(*query.shape[:2])) is None:
+    query, key, value = problem[:3]
+    if function is None or problem.weight is not None or (parts := _parts(*query.shape[:2])) is None:
         return None
+    if (block := _call(problem, parts)) is None:
+        return None
+    (batch, m), d = query.shape[:2], key.shape[-1]
+    out, ratio = query.new_empty((batch, m, value.shape[-1])), query.new_empty(batch * parts)
+    kept = matrix = ratio  # without `keep` nobody looks at them
+    if keep:
+        kept, matrix = query.new_empty((batch * parts, 2, m // parts)), query.new_empty((batch * parts, d, d))
+    ends = kept.data_ptr() if keep else 0, matrix.data_ptr() if keep else 0, out.data_ptr(), ratio.data_ptr()
+    status = function(FORWARD.pack(*block.numbers, *ends))
+    return Found(out, ratio[::parts], parts, kept, matrix) if status == PLAIN else None
+
+
+def backward(problem: Problem, found: Found, grad: Tensor, needs: Needs) -> Grads | None:
+    """First-order gradients; None where the gradient has no memory that could be read."""
+    function = kernel("intention_sigma_backward")
+    if function is None or not readable(grad, found.out.dtype) or (block := _call(problem, found.parts)) is None:
+        return None
+    query, key, value, _, alpha, gain = problem
+    split = found.kept.shape[0]
+    try:
+        grad, g = described(grad.reshape(split, -1, grad.shape[-1]))
+    except RuntimeError:  # torch.autograd.grad(is_grads_batched=True): a tensor without memory of its own
+        return None
+    grads = Grads(
+        room(query, query.shape) if needs.query else None,
+        room(key, (split, *key.shape[1:])) if needs.key else None,
+        room(value, (split, *value.shape[1:])) if needs.value else None,
+        None,
+        alpha.new_empty(split) if needs.alpha else None,
+        alpha.new_empty(split) if needs.gain and gain is not None else None,
+        None,
+    )
+    ends = found.kept.data_ptr(), found.matrix.data_ptr(), 0, 0, found.out.data_ptr(), *g
+    d_query, d_key, d_value, _, d_alpha, d_gain, _ = map(pointer, grads)
+    function(BACKWARD.pack(*block.numbers, *ends, d_query, d_key, d_value, 0, d_alpha, 0, d_gain))
+    return Grads(grads.query, *(sum_neighbours(x, found.parts) for x in grads[1:]))
+
+
+def _call(problem: Problem, parts: int) -> Call | None:
+    query, key, value, _, alpha, gain = problem
     inverse = wants_inverse(key.shape[-1], query.shape[-2])
-    shape = (*query.shape[:-1], value.shape[-1])
     if parts > 1:  # as neighbours that share their keys
         query = query.reshape(-1, query.shape[1] // parts, query.shape[2])
         alpha, gain = alpha.repeat_interleave(parts), None if gain is None else gain.repeat_interleave(parts)
-    if (block := call(query, key, value, None, alpha, gain, _PLAN, inverse)) is None:
-        return None
-    out, ratio = query.new_empty(shape), query.new_empty(alpha.shape)
-    status = function(FORWARD.pack(*block.numbers, 0, 0, out.data_ptr(), ratio.data_ptr()))
-    return (out, ratio[::parts]) if status == PLAIN else None
+    return call(query, key, value, None, alpha, gain, _PLAN, inverse)
 
 
 def _parts(batch: int, queries: int) -> int | None:
