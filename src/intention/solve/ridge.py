@@ -16,6 +16,7 @@ from intention.solve.batch import backward_batch, cast_grads, shaped_like, solve
 from intention.solve.doors import (
     Door,
     compiling,
+    eager,
     forward_mode,
     gather_batch,
     gradient_free,
@@ -42,8 +43,11 @@ def ridge(problem: Problem, plan: Plan, solver: str, trusted: bool) -> tuple[Ten
         out, _, _, packed = torch.ops.intention.ridge(*problem, *plan, solver, trusted)
     elif gradient_free(*problem):
         out, _, _, packed = solve_batch(problem, plan, solver, trusted, False)
+    elif eager() and not forward_mode():
+        aside: list[Tensor] = []
+        out, packed = Ridge.apply(*problem, *plan, solver, trusted, aside), aside[2]
     else:
-        out, _, _, packed = Ridge.apply(*problem, *plan, solver, trusted)
+        out, _, _, packed = Ridge.apply(*problem, *plan, solver, trusted, None)
     return out, packed
 
 
@@ -109,30 +113,39 @@ class Ridge(Door):
 
     @staticmethod
     def forward(*args: Any) -> Any:
-        """(*problem, *plan, solver, trusted) -> (out, coefficients, factor, packed report)"""
-        return solve_batch(Problem(*args[:6]), Plan(*args[6:9]), *args[9:])
+        """(*problem, *plan, solver, trusted, aside) -> (out, coefficients, factor, packed report)
+
+        Every output of a Function takes its time: where nothing transforms the call, all but the first are laid `aside`.
+        """
+        solution, aside = solve_batch(Problem(*args[:6]), Plan(*args[6:9]), *args[9:11]), args[11]
+        if aside is None:
+            return solution
+        aside += solution[1:]
+        return solution[0]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        dual, intercept, scale, ctx.solver, _ = inputs[6:]
+        dual, intercept, scale, ctx.solver, _, aside = inputs[6:]
         ctx.plan = Plan(dual, intercept, scale)
-        ctx.mark_non_differentiable(*output[1:])
         ctx.set_materialize_grads(False)
+        if aside is not None:
+            ctx.save_for_backward(*inputs[:6], *aside)
+            return
+        ctx.mark_non_differentiable(*output[1:])
         ctx.save_for_backward(*inputs[:6], *output[1:])
-        if forward_mode():
-            ctx.save_for_forward(*inputs[:6], *output[1:])
+        ctx.save_for_forward(*inputs[:6], *output[1:])
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         if (grad := grads[0]) is None:
-            return (None,) * 11
+            return (None,) * 12
         *tensors, coef, matrix, packed = ctx.saved_tensors
         problem, needs = Problem(*tensors), Needs(*ctx.needs_input_grad[:6])
         if torch.is_grad_enabled():
             pulled = _differentiable(grad, problem, packed, ctx.plan, ctx.solver, needs)
         else:
             pulled = backward_batch(grad, problem, coef, matrix, packed, ctx.plan, ctx.solver, needs)
-        return *pulled[:6], *(None,) * 5
+        return *pulled[:6], *(None,) * 6
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
