@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from test_native_sigma import DTYPES, SHAPES, distance, make
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from intention.functional import sigma_intention
 from intention.solve import sigma as door
 from intention.solve.native import library
+from test_native_sigma import DTYPES, SHAPES, distance, make
 
 pytestmark = pytest.mark.skipif(library.library() is None, reason="no compiled kernels")
 

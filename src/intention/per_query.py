@@ -49,9 +49,9 @@ def in_chunks(inputs: Inputs, transform_only: bool) -> tuple[Tensor, Report]:
     if (missing := query.shape[1] - key.shape[1]) > 0:  # queries beyond the last key see all keys
         key, value = (TF.pad(x, (0, 0, 0, missing)) for x in (key, value))
         weight = None if weight is None else TF.pad(weight, (0, missing))
-    out, report = causal(Tokens(query, key, None if transform_only else value, weight, alpha, gain, None, None))
-    lead = restore(base.query).shape[:-2]
-    return restore(out), Report(*(x.reshape(lead) for x in report))
+    out, packed = causal(Tokens(query, key, None if transform_only else value, weight, alpha, gain, None, None))
+    out = restore(out)
+    return out, Report(*packed.view(*out.shape[:-2], 3).unbind(-1))
 
 
 def linear_per_query(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:

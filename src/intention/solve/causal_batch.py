@@ -24,7 +24,7 @@ from intention.solve.causal import (
 )
 from intention.solve.doors import no_autocast
 from intention.solve.factor import EASY
-from intention.solve.ladder import FLOAT64, PRIMAL, Report, has_float64
+from intention.solve.ladder import FLOAT64, PRIMAL, Report, has_float64, pack
 from intention.solve.native import causal as native
 
 # Tokens of a chunk. The first is short: with few tokens float64 is needed most often. The next ones are as long as all
@@ -50,19 +50,20 @@ class Span(NamedTuple):
 
 
 @no_autocast
-def solve_causal(tokens: Tokens) -> tuple[Tensor, Report]:
-    """Answers (B, N, k), or (B, N, d) without values; the report tells per sequence the worst of its chunks."""
+def solve_causal(tokens: Tokens) -> tuple[Tensor, Tensor, bool]:
+    """Answers (B, N, k), or (B, N, d) without values, a packed report, and whether it has been looked at and is good.
+
+    The report tells per sequence the worst of its chunks.
+    """
     if (found := native.forward(*tokens)) is not None:
-        out, told = found
-        route, ratio, error = told.to(out.dtype).unbind(1)  # where double was used, the first is 1
-        return out, Report(route * (FLOAT64 - PRIMAL) + PRIMAL, ratio, error + torch.finfo(out.dtype).eps)
+        return found
     answered = tokens.query if tokens.value is None else tokens.value
     out = torch.empty_like(answered, memory_format=torch.contiguous_format)
     if not (out.shape[0] and out.shape[1]):
         one = torch.ones_like(tokens.alpha)
-        return out, Report(PRIMAL * one, one, torch.finfo(out.dtype).eps * one)
+        return out, pack(Report(PRIMAL * one, one, torch.finfo(out.dtype).eps * one)), False
     reports = [_solve_group(_sequences(tokens, group), out[group]) for group in _groups(tokens)]
-    return out, Report(*(torch.cat(parts) for parts in zip(*reports, strict=True)))
+    return out, pack(Report(*(torch.cat(parts) for parts in zip(*reports, strict=True)))), False
 
 
 def _solve_group(tokens: Tokens, out: Tensor) -> Report:

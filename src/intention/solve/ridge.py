@@ -115,7 +115,7 @@ class Ridge(Door):
     def forward(*args: Any) -> Any:
         """(*problem, *plan, solver, trusted, aside) -> (out, coefficients, factor, packed report)
 
-        Every output of a Function takes its time: where nothing transforms the call, all but the first are laid `aside`.
+        Every output of a Function takes time: where nothing transforms the call, all but the first are laid `aside`.
         """
         solution, aside = solve_batch(Problem(*args[:6]), Plan(*args[6:9]), *args[9:11]), args[11]
         if aside is None:

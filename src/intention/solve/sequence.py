@@ -26,29 +26,25 @@ from intention.solve.doors import (
     scatter_batch,
 )
 from intention.solve.each import each_query, triangle
-from intention.solve.ladder import FLOAT64, Report, pack, screen, unpack
+from intention.solve.ladder import FLOAT64, SEQUENCE_ERROR, SEQUENCE_RATIO, Report, pack, screen, unpack
 from intention.solve.problem import Plan, Problem
 from intention.solve.ridge import ridge
 from intention.solve.rows import Points
 from intention.solve.tokenwise import tokenwise
 from intention.solve.transform import transform
 
-# The condition up to which float64 leaves errors of 1e-6 at most, and the estimated error that is accepted: float32
-# stays below it where it serves, conjugate gradients where they have ended.
-LARGEST, WORST = 1e9, 1e-5
-
 Nine = tuple[Tensor | None, ...]  # Tokens and the logarithm of the decay
 
 
-def causal(tokens: Tokens, log_decay: Tensor | None = None) -> tuple[Tensor, Report]:
-    """Answers (B, N, k), or (B, N, d) without values, and a report per sequence, the worst of its tokens."""
+def causal(tokens: Tokens, log_decay: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Answers (B, N, k), or (B, N, d) without values, and a packed report (B, 3): the worst token of each sequence."""
     if compiling():
         out, packed, _ = torch.ops.intention.causal(*tokens, log_decay)
     elif gradient_free(*tokens, log_decay):
         out, packed, _ = causal_batch(*tokens, log_decay)
     else:
         out, packed, _ = Causal.apply(*tokens, log_decay)
-    return out, unpack(packed, False, out.dtype)
+    return out, packed
 
 
 @no_autocast
@@ -56,15 +52,15 @@ def causal_batch(*nine: Any) -> tuple[Tensor, Tensor, Tensor]:
     """(answers, packed report, which sequences went query by query)"""
     tokens, log_decay = Tokens(*nine[:8]), nine[8]
     if log_decay is None:
-        out, report = solve_causal(tokens)
-    elif size := length(log_decay, tokens.key.shape[1]):
-        out, report = solve_fading(tokens, log_decay, size)
+        out, packed, settled = solve_causal(tokens)
+        if settled:
+            return out, packed, torch.zeros(out.shape[0], dtype=torch.bool)
     else:
-        found, ratio = tokenwise(tokens, log_decay)
-        error = ratio * torch.finfo(torch.float64).eps + torch.finfo(tokens.key.dtype).eps
-        out, report = found.to(tokens.key.dtype), Report(torch.full_like(ratio, FLOAT64), ratio, error)
-    packed = pack(Report(*(x.to(out.dtype) for x in report)))
-    lost = ~(screen(report.condition, tokens.weight, tokens.alpha, tokens.gain) < LARGEST) | ~(report.error < WORST)
+        out, report = _with_decay(tokens, log_decay)
+        packed = pack(Report(*(x.to(out.dtype) for x in report)))
+    _, condition, error = packed.unbind(1)
+    ratio = screen(condition, tokens.weight, tokens.alpha, tokens.gain)
+    lost = ~(ratio < SEQUENCE_RATIO) | ~(error < SEQUENCE_ERROR)
     if bool(lost.any()):
         finite = torch.isfinite(tokens.key).flatten(1).all(-1)
         out, packed = (torch.where(finite.view(-1, *[1] * (x.dim() - 1)), x, torch.nan) for x in (out, packed))
@@ -76,6 +72,14 @@ def causal_batch(*nine: Any) -> tuple[Tensor, Tensor, Tensor]:
     return out.contiguous(), packed, lost
 
 
+def _with_decay(tokens: Tokens, log_decay: Tensor) -> tuple[Tensor, Report]:
+    if size := length(log_decay, tokens.key.shape[1]):
+        return solve_fading(tokens, log_decay, size)
+    out, ratio = tokenwise(tokens, log_decay)
+    error = ratio * torch.finfo(torch.float64).eps + torch.finfo(tokens.key.dtype).eps
+    return out.to(tokens.key.dtype), Report(torch.full_like(ratio, FLOAT64), ratio, error)
+
+
 def _query_by_query(nine: Nine) -> tuple[Tensor, Report]:
     """Every token's fit by the accuracy ladder, from the keys themselves; differentiable to any order."""
     tokens, log_decay = Tokens(*nine[:8]), nine[8]  # type: ignore[arg-type]
@@ -83,8 +87,8 @@ def _query_by_query(nine: Nine) -> tuple[Tensor, Report]:
         checks.require_values(tokens.weight, tokens.alpha, tokens.gain)
         raise ValueError(
             f"alpha from {float(tokens.alpha.min()):.1e} is too small beside this state and these keys, or they are "
-            f"not finite: the condition is above {LARGEST:.0e}, and of the tokens in a state only sums are known; use "
-            "a larger alpha, or give all tokens in one call"
+            f"not finite: the condition is above {SEQUENCE_RATIO:.0e}, and of the tokens in a state only sums are "
+            "known; use a larger alpha, or give all tokens in one call"
         )
     dual = tokens.key.shape[1] < tokens.key.shape[2]
     value = tokens.key[..., :1] if tokens.value is None else tokens.value

@@ -1,4 +1,4 @@
-"""softmax(Q Sigma^-1 K') V as one compiled operation. Where it does not apply there is `transform` and torch's attention."""
+"""softmax(Q Sigma^-1 K') V as one compiled operation; where it does not apply there are `transform` and SDPA."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ struct RidgeArguments {
     };
 };
 
-enum Route { PRIMAL, DUAL, REFINED };  // as in ladder.py
+enum Route { PRIMAL, DUAL, REFINED, FLOAT64 };  // as in ladder.py
 
 // How a forward ended, for the whole batch; the worst of its elements.
 enum Status { PLAIN, SOME_REFINED, SOME_LEFT };

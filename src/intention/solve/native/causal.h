@@ -15,7 +15,8 @@ struct CausalArguments {
     const void *weight, *alpha, *gain;  // (B, N), (B,), (B,); weight and gain may be null
     const double *gram, *cross;         // (B, d, d), (B, d, k) of a state, or null
     void* out;                          // (B, N, k) or (B, N, d)
-    double* report;                     // (B, 3): whether double was used, ratio, error
+    void* report;                       // (B, 3): route, ratio, error
+    double largest, worst;              // ratio and error from which on a sequence is to be solved in another way
     void *to_query, *to_key, *to_value, *to_weight;
     double *to_alpha, *to_gain;
     double *later_gram, *later_cross;  // (B, d, d), (B, d, k): zeros, then the sums over all tokens

@@ -8,10 +8,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from intention.solve.native.call import pointer, readable
+from intention.solve.ladder import SEQUENCE_ERROR, SEQUENCE_RATIO
+from intention.solve.native.call import PLAIN, pointer, readable
 from intention.solve.native.library import kernel
 
-_BLOCK = struct.Struct("33q")
+_BLOCK = struct.Struct("25q 2d 8q")
 _LARGEST = 256  # features: beyond, torch's products on every core win
 
 
@@ -28,8 +29,8 @@ class Pulled(NamedTuple):
     cross: Tensor  # (B, d, k), float64
 
 
-def forward(*tokens: Tensor | None) -> tuple[Tensor, Tensor] | None:
-    """Answers, and (B, 3) float64: whether double was used, ratio, error. None where the kernels do not apply."""
+def forward(*tokens: Tensor | None) -> tuple[Tensor, Tensor, bool] | None:
+    """Answers, a packed report (B, 3), and whether all may stay as it is. None where the kernels do not apply."""
     call = kernel("intention_causal_forward")
     if call is None or (given := _given(tokens)) is None:
         return None
@@ -37,9 +38,9 @@ def forward(*tokens: Tensor | None) -> tuple[Tensor, Tensor] | None:
     answered = query if value is None else value
     assert answered is not None
     out = answered.new_empty(answered.shape)
-    report = answered.new_empty(answered.shape[0], 3, dtype=torch.float64)
-    call(_BLOCK.pack(*given.numbers(None), out.data_ptr(), report.data_ptr(), *(0,) * 8))
-    return out, report
+    report = answered.new_empty((answered.shape[0], 3))
+    block = *given.numbers(None), out.data_ptr(), report.data_ptr(), SEQUENCE_RATIO, SEQUENCE_ERROR, *(0,) * 8
+    return out, report, call(_BLOCK.pack(*block)) == PLAIN
 
 
 def backward(grad: Tensor, *tokens: Tensor | None) -> Pulled | None:
@@ -63,7 +64,7 @@ def backward(grad: Tensor, *tokens: Tensor | None) -> Pulled | None:
         key.new_zeros(batch, d, d, dtype=wide),
         key.new_zeros(batch, d, k, dtype=wide),
     )
-    call(_BLOCK.pack(*given.numbers(grad), 0, 0, *map(pointer, found)))
+    call(_BLOCK.pack(*given.numbers(grad), 0, 0, 0, 0, *map(pointer, found)))
     return found
 
 

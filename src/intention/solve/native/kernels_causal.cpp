@@ -5,6 +5,7 @@
 // chunk, so nothing drifts; a chunk that float does not serve is done in double.
 #include "causal.h"
 
+#include "arguments.h"
 #include "causal_pull.h"
 
 namespace INTENTION_ARCH {
@@ -27,18 +28,31 @@ Sequence<S> sequence_of(const CausalArguments& a, Int b) {
             a.gain ? double(static_cast<const S*>(a.gain)[b]) : 1.0};
 }
 
+// No weight, alpha or gain below 0, and none that is not a number.
 template <class S>
-void solve_sequences(const CausalArguments& a, Int from, Int to) {
+bool allowed(const Sequence<S>& s) {
+    bool good = s.alpha >= 0 && s.gain >= 0;
+    for (Int i = 0; s.weight && i < s.n; ++i) good &= s.weight[i] >= 0;
+    return good;
+}
+
+template <class S>
+int solve_sequences(const CausalArguments& a, Int from, Int to) {
+    static thread_local Arena memory;
     const Int d = a.features, k = a.columns, width = k ? k : d;
-    Arena memory;
+    constexpr S eps = sizeof(S) == 4 ? S(__FLT_EPSILON__) : S(__DBL_EPSILON__);
+    int status = PLAIN;
     for (Int b = from; b < to; ++b) {
         memory.reset();
         const double* gram = a.gram ? a.gram + b * d * d : nullptr;
         const double* cross = a.cross ? a.cross + b * d * k : nullptr;
-        const Outcome found =
-            run<S>(sequence_of<S>(a, b), gram, cross, memory, static_cast<S*>(a.out) + b * a.tokens * width, nullptr);
-        a.report[3 * b] = found.wide, a.report[3 * b + 1] = found.ratio, a.report[3 * b + 2] = found.error;
+        const Sequence<S> sequence = sequence_of<S>(a, b);
+        const Outcome found = run<S>(sequence, gram, cross, memory, static_cast<S*>(a.out) + b * a.tokens * width, nullptr);
+        S* report = static_cast<S*>(a.report) + 3 * b;
+        report[0] = found.wide ? FLOAT64 : PRIMAL, report[1] = S(found.ratio), report[2] = S(found.error) + eps;
+        if (!(found.ratio < a.largest && found.error + eps < a.worst && allowed(sequence))) status = SOME_LEFT;
     }
+    return status;
 }
 
 template <class S>
@@ -62,12 +76,11 @@ void pull_sequences(const CausalArguments& a, Int from, Int to) {
 }  // namespace
 
 int causal_forward(const CausalArguments& a, Int from, Int to) {
-    a.is_double ? solve_sequences<double>(a, from, to) : solve_sequences<float>(a, from, to);
-    return 0;
+    return a.is_double ? solve_sequences<double>(a, from, to) : solve_sequences<float>(a, from, to);
 }
 int causal_backward(const CausalArguments& a, Int from, Int to) {
     a.is_double ? pull_sequences<double>(a, from, to) : pull_sequences<float>(a, from, to);
-    return 0;
+    return PLAIN;
 }
 
 }  // namespace INTENTION_ARCH
