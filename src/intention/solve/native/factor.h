@@ -15,24 +15,29 @@ struct Pivots {
     bool failed;
 };
 
-// The diagonal block of one register's width: U over the upper triangle, 1 / diag U.
+// The diagonal block of one register's width: U over the upper triangle, 1 / diag U. Only `count` rows are not padding.
+// Rows are scaled to U at the end: a step waits for a division, not for a root and a division.
 template <class T>
-inline bool factor_block(T* s, Int ld, T* inverse_root) {
+inline bool factor_block(int count, T* s, Int ld, T* inverse_root) {
     constexpr int W = WIDTH<T>;
-    Vec<T> x[W];
+    Vec<T> x[W], pivots = Vec<T>{} + T(1);
     bool good = true;
 #pragma GCC unroll 16
     for (int r = 0; r < W; ++r) x[r] = load<T>(s + r * ld);
 #pragma GCC unroll 16
     for (int j = 0; j < W; ++j) {
+        if (j >= count) break;
         T pivot = x[j][j];
         if (!(pivot > 0)) good = false, pivot = 1;
-        inverse_root[j] = 1 / root(pivot);
-        x[j] *= inverse_root[j];
+        pivots[j] = pivot;
         store<T>(s + j * ld, x[j]);
+        const Vec<T> row = x[j] / pivot;
 #pragma GCC unroll 16
-        for (int i = j + 1; i < W; ++i) x[i] -= s[j * ld + i] * x[j];
+        for (int i = j + 1; i < W; ++i) x[i] -= s[j * ld + i] * row;
     }
+    store<T>(inverse_root, T(1) / roots(pivots));
+#pragma GCC unroll 16
+    for (int j = 0; j < W; ++j) store<T>(s + j * ld, x[j] * inverse_root[j]);
     return good;
 }
 
@@ -62,7 +67,7 @@ Pivots<T> cholesky(Int n, Int size, T* s, T* inverse_root) {
     for (Int b = 0; b < size; b += W) {
         T* block = s + b * size + b;
         const Int rest = size - b - W;
-        if (!factor_block<T>(block, size, inverse_root + b)) pivots.failed = true;
+        if (!factor_block<T>(int(smaller(W, n - b)), block, size, inverse_root + b)) pivots.failed = true;
         substitute<T>(block, size, inverse_root + b, block + W, size, rest / W);
         const Mat<T> right = rows_of(block + W, size);
         if (rest) multiply<T>(rest, rest, W, right.t(), right, rows_of(block + W * size + W, size), -1, true, UPPER);
