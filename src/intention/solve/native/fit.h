@@ -22,7 +22,7 @@ constexpr Int WORTH_TURNING = 32;
 // c K~'K~ + alpha I, or c K~K~' + alpha I; upper triangle, padded with a unit diagonal
 template <class T>
 void gram(const RidgeArguments& a, Fit<T>& f, Int n, Int size, Arena& arena) {
-    f.sigma = arena.zeros<T>(size * size);
+    f.sigma = size == n ? arena.take<T>(size * size) : arena.zeros<T>(size * size);
     f.turned = f.key.t();
     if (a.dual && n >= WORTH_TURNING && scores_cost_less(a)) {
         T* copy = arena.take<T>(a.features * n);

@@ -120,25 +120,29 @@ GroupFit<T> fit_group(const RidgeArguments& a, const Group<T>& group, Int n, Are
     return fit;
 }
 
-// Everything of a forward; false (and nothing said) where an element needs more than the plain factor.
+// scale (Q K~'Sigma^-1) V~
 template <class T>
-bool forward_group(const RidgeArguments& a, Int b, int count, Arena& arena) {
-    const Int n = a.points, m = a.queries, d = a.features, k = a.columns, size = a.dual ? n : d;
+void weigh_group(const RidgeArguments& a, const Group<T>& group, Lanes<T> inverse, Lanes<T> out, Arena& arena) {
+    const Int n = a.points, m = a.queries, k = a.columns;
     const Vec<T> none = {}, one = none + T(1);
-    arena.reset();
-    const Group<T> group = read_group<T>(a, b, count, true, arena);
-    const GroupFit<T> fit = fit_group<T>(a, group, size, arena);
-    if (fit.failed || !group.allowed) return false;
-    for (int g = 0; g < count; ++g)
-        if (!(fit.ratio[g] < T(a.easy))) return false;
+    const Lanes<T> scores = room<T>(m, n, arena), weights = room<T>(m, n, arena);
+    multiply_lanes<T>(m, n, a.features, group.query, group.key.t(), scores, one);
+    multiply_lanes<T>(m, n, n, scores, inverse, weights, one);
+    multiply_lanes<T>(m, k, n, weights, group.value, out, none + T(a.scale));
+}
+
+// Coefficients and prediction
+template <class T>
+void solve_group(const RidgeArguments& a, const Group<T>& group, Lanes<T> inverse, Lanes<T> coef, Lanes<T> out,
+                 Arena& arena) {
+    const Int n = a.points, m = a.queries, d = a.features, k = a.columns, size = a.dual ? n : d;
+    const Vec<T> none = {}, one = none + T(1), scale = none + T(a.scale);
     Lanes<T> rhs = group.value;
     if (!a.dual) {
         rhs = room<T>(d, k, arena);
         multiply_lanes<T>(d, k, n, group.key.t(), group.value, rhs, one);
     }
-    const Lanes<T> coef = room<T>(size, k, arena), out = room<T>(m, k, arena);
-    multiply_lanes<T>(size, k, size, fit.inverse, rhs, coef, one);
-    const Vec<T> scale = none + T(a.scale);
+    multiply_lanes<T>(size, k, size, inverse, rhs, coef, one);
     if (!a.dual) {
         multiply_lanes<T>(m, k, d, group.query, coef, out, scale);
     } else if (!scores_cost_less(a)) {
@@ -150,11 +154,30 @@ bool forward_group(const RidgeArguments& a, Int b, int count, Arena& arena) {
         multiply_lanes<T>(m, n, d, group.query, group.key.t(), scores, one);
         multiply_lanes<T>(m, k, n, scores, coef, out, scale);
     }
+}
+
+// Everything of a forward; false (and nothing said) where an element needs more than the plain factor.
+template <class T>
+bool forward_group(const RidgeArguments& a, Int b, int count, Arena& arena) {
+    const Int n = a.points, m = a.queries, d = a.features, k = a.columns, size = a.dual ? n : d;
+    arena.reset();
+    const Group<T> group = read_group<T>(a, b, count, true, arena);
+    const GroupFit<T> fit = fit_group<T>(a, group, size, arena);
+    if (fit.failed || !group.allowed) return false;
+    for (int g = 0; g < count; ++g)
+        if (!(fit.ratio[g] < T(a.easy))) return false;
+    const Lanes<T> out = room<T>(m, k, arena);
+    if (weights_cost_less(a)) {
+        weigh_group<T>(a, group, fit.inverse, out, arena);
+    } else {
+        const Lanes<T> coef = room<T>(size, k, arena);
+        solve_group<T>(a, group, fit.inverse, coef, out, arena);
+        if (a.coef) write<T>(size, k, count, coef, a.coef, b);
+    }
     write<T>(m, k, count, out, a.forward.out, b);
-    if (a.coef) write<T>(size, k, count, coef, a.coef, b);
     if (a.matrix) {
         for (Int i = 0; i < size; ++i)
-            for (Int j = 0; j < i; ++j) fit.upper(i, j) = fit.upper(j, i), fit.upper(j, i) = none;
+            for (Int j = 0; j < i; ++j) fit.upper(i, j) = fit.upper(j, i), fit.upper(j, i) = Vec<T>{};
         write<T>(size, size, count, a.inverse ? fit.inverse : fit.upper, a.matrix, b);
     }
     const T eps = sizeof(T) == 4 ? T(__FLT_EPSILON__) : T(__DBL_EPSILON__);
