@@ -45,14 +45,17 @@ In<T> transposed(Int n, Int k, In<T> x, Arena& arena) {
 // -(x * y).sum() and its root sum of squares
 template <class T>
 void alpha_gradient(Int count, const T* x, const T* y, T* sum, T* terms) {
-    T total = 0, squares = 0;
-    for (Int i = 0; i < count; ++i) {
-        const T term = x[i] * y[i];
-        total += term;
-        squares += term * term;
+    constexpr Int W = WIDTH<T>;
+    Vec<T> both[2] = {};
+    for (Int i = 0; i < count; i += W) {
+        const int some = int(smaller(W, count - i));
+        const Vec<T> term = load_some<T>(x + i, some) * load_some<T>(y + i, some);
+        both[0] += term;
+        both[1] += term * term;
     }
-    *sum = -total;
-    if (terms) *terms = root(squares);
+    const Vec<T> sums = sums_of<T, 2>(both);
+    *sum = -sums[0];
+    if (terms) *terms = root(sums[1]);
 }
 
 template <class T>
