@@ -197,8 +197,11 @@ void dual(const RidgeArguments& a, const Task<T>& t, const Wanted<T>& out, Arena
         scale_rows(n, d, root_weight, to);
     }
     if (out.value) {
-        for (Int i = 0; i < n; ++i)
-            for (Int j = 0; j < k; ++j) out.value[i * k + j] = s(i, j);
+        if (t.as_rows) {
+            transpose<T>(k, n, s.p, n, out.value, k);
+        } else {
+            std::memcpy(out.value, s.p, std::size_t(n * k) * sizeof(T));
+        }
         scale_rows(n, k, root_weight, rows_of(out.value, k));
     }
 }
