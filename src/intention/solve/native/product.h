@@ -45,15 +45,17 @@ void tile(Int depth, In<T> a, const T* b, Int ldb, T* c, Int ldc, int last, T sc
         ap += a.cs;
         b += ldb;
     }
+    const bool scaled = !add && scale != 1;
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8
         for (int v = 0; v < C; ++v) {
             T* to = c + r * ldc + v * W;
+            if (scaled) sum[r][v] *= scale;
             if (PART && v == C - 1) {
-                store_part(to, add ? load_part(to, last) + scale * sum[r][v] : scale * sum[r][v], last);
+                store_part(to, add ? load_part(to, last) + scale * sum[r][v] : sum[r][v], last);
             } else {
-                store<T>(to, add ? load<T>(to) + scale * sum[r][v] : scale * sum[r][v]);
+                store<T>(to, add ? load<T>(to) + scale * sum[r][v] : sum[r][v]);
             }
         }
     }
