@@ -228,7 +228,8 @@ void by_dots(Int m, Int n, Int depth, const T* a, Int lda, const T* b, Int ldb, 
             const int rows = int(smaller(step, m - i));
             for (Int j = part == UPPER ? i / columns * columns : 0; j < n; j += columns) {
                 const int now = int(smaller(columns, n - j));
-                dots_of<T>(rows, now)(some, a + i * lda + l, lda, b + j * ldb + l, ldb, c + i * ldc + j, ldc, scale, add);
+                dots_of<T>(rows, now)(some, a + i * lda + l, lda, b + j * ldb + l, ldb, c + i * ldc + j, ldc, scale,
+                                      add);
             }
         }
     }
@@ -255,7 +256,8 @@ void multiply(Int m, Int n, Int depth, In<T> a, In<T> b, Mat<T> c, T scale = 1, 
     const Int rows = b.cs == 1 && c.cs == 1 ? m * ceil_div(n, W) * depth : NEVER;
     const Int columns = a.rs == 1 && c.rs == 1 && part == FULL ? n * ceil_div(m, W) * depth : NEVER;
     const Int of_dots = part == UPPER ? m * 5 / 8 : m, of_tiles = part == UPPER ? m * 3 / 4 : m;  // rows, as measured
-    const Int dot = a.cs == 1 && b.rs == 1 && (c.cs == 1 || (c.rs == 1 && part == FULL)) ? of_dots * n * (ceil_div(depth, W) + 4) : NEVER;
+    const bool dots_fit = a.cs == 1 && b.rs == 1 && (c.cs == 1 || (c.rs == 1 && part == FULL));
+    const Int dot = dots_fit ? of_dots * n * (ceil_div(depth, W) + 4) : NEVER;
     constexpr Int TURNING = 9;  // B, in rows of A
     const Int turned = b.rs == 1 && c.cs == 1 ? (of_tiles + TURNING) * ceil_div(n, W) * depth : NEVER;
     const Int also = a.cs == 1 && c.rs == 1 && part == FULL ? (n + TURNING) * ceil_div(m, W) * depth : NEVER;
