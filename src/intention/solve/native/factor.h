@@ -15,24 +15,29 @@ struct Pivots {
     bool failed;
 };
 
-// The diagonal block of one register's width: U over the upper triangle, 1 / diag U.
+// The diagonal block of one register's width: U over the upper triangle, 1 / diag U. Only `count` rows are not padding.
+// Rows are scaled to U at the end: a step waits for a division, not for a root and a division.
 template <class T>
-inline bool factor_block(T* s, Int ld, T* inverse_root) {
+inline bool factor_block(int count, T* s, Int ld, T* inverse_root) {
     constexpr int W = WIDTH<T>;
-    Vec<T> x[W];
+    Vec<T> x[W], pivots = Vec<T>{} + T(1);
     bool good = true;
 #pragma GCC unroll 16
     for (int r = 0; r < W; ++r) x[r] = load<T>(s + r * ld);
 #pragma GCC unroll 16
     for (int j = 0; j < W; ++j) {
+        if (j >= count) break;
         T pivot = x[j][j];
         if (!(pivot > 0)) good = false, pivot = 1;
-        inverse_root[j] = 1 / root(pivot);
-        x[j] *= inverse_root[j];
+        pivots[j] = pivot;
         store<T>(s + j * ld, x[j]);
+        const Vec<T> row = x[j] / pivot;
 #pragma GCC unroll 16
-        for (int i = j + 1; i < W; ++i) x[i] -= s[j * ld + i] * x[j];
+        for (int i = j + 1; i < W; ++i) x[i] -= s[j * ld + i] * row;
     }
+    store<T>(inverse_root, T(1) / roots(pivots));
+#pragma GCC unroll 16
+    for (int j = 0; j < W; ++j) store<T>(s + j * ld, x[j] * inverse_root[j]);
     return good;
 }
 
@@ -54,18 +59,16 @@ inline void substitute(const T* u, Int ldu, const T* inverse_root, T* rows, Int 
     }
 }
 
-// U over the upper triangle of s.
+// U over the upper triangle of s, a block of rows at a time: what is above is subtracted, then the block is factored.
 template <class T>
 Pivots<T> cholesky(Int n, Int size, T* s, T* inverse_root) {
     constexpr Int W = WIDTH<T>;
     Pivots<T> pivots = {0, false};
     for (Int b = 0; b < size; b += W) {
-        T* block = s + b * size + b;
-        const Int rest = size - b - W;
-        if (!factor_block<T>(block, size, inverse_root + b)) pivots.failed = true;
-        substitute<T>(block, size, inverse_root + b, block + W, size, rest / W);
-        const Mat<T> right = rows_of(block + W, size);
-        if (rest) multiply<T>(rest, rest, W, right.t(), right, rows_of(block + W * size + W, size), -1, true, UPPER);
+        const Mat<T> above = rows_of(s + b, size), block = above.at(b, 0);
+        if (b) multiply<T>(W, size - b, b, above.t(), above, block, -1, true);
+        if (!factor_block<T>(int(smaller(W, n - b)), block.p, size, inverse_root + b)) pivots.failed = true;
+        substitute<T>(block.p, size, inverse_root + b, block.p + W, size, (size - b) / W - 1);
     }
     for (Int i = 0; i < n; ++i) pivots.grown = larger(pivots.grown, inverse_root[i] * inverse_root[i]);
     return pivots;
@@ -81,8 +84,10 @@ void invert_factor(Int size, const T* u, const T* inverse_root, T* x) {
             const In<T> above = rows_of(u + j * size + b, size), done = rows_of<const T>(x + j * size + j, size);
             multiply<T>(W, smaller(COLUMNS, b - j), b - j, above.t(), done, rows_of(row + j, size), -1);
         }
-        for (Int r = 0; r < W; ++r)
-            for (Int j = b; j < size; ++j) row[r * size + j] = j == b + r;
+        for (Int r = 0; r < W; ++r) {
+            for (Int j = b; j < size; j += W) store<T>(row + r * size + j, Vec<T>{});
+            row[r * size + b + r] = 1;
+        }
         substitute<T>(u + b * size + b, size, inverse_root + b, row, size, b / W + 1);
     }
 }

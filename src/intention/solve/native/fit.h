@@ -22,7 +22,7 @@ constexpr Int WORTH_TURNING = 32;
 // c K~'K~ + alpha I, or c K~K~' + alpha I; upper triangle, padded with a unit diagonal
 template <class T>
 void gram(const RidgeArguments& a, Fit<T>& f, Int n, Int size, Arena& arena) {
-    f.sigma = arena.zeros<T>(size * size);
+    f.sigma = size == n ? arena.take<T>(size * size) : arena.zeros<T>(size * size);
     f.turned = f.key.t();
     if (a.dual && n >= WORTH_TURNING && scores_cost_less(a)) {
         T* copy = arena.take<T>(a.features * n);
@@ -85,13 +85,19 @@ void factor_group(Fit<T>* f, int count, Int n, Int size, bool inverse, Arena& ar
 
 template <class T>
 T* diagonal_of_inverse(const Solver<T>& solve, Arena& arena) {
-    T* diagonal = arena.zeros<T>(solve.n);
-    for (Int i = 0; i < solve.n; ++i) {
-        if (solve.inverse.p) {
-            diagonal[i] = solve.inverse(i, i);
-        } else {
-            for (Int j = 0; j <= i; ++j) diagonal[j] += solve.x(i, j) * solve.x(i, j);
+    constexpr Int W = WIDTH<T>;
+    T* diagonal = arena.take<T>(padded<T>(solve.n));
+    if (solve.inverse.p) {
+        for (Int i = 0; i < solve.n; ++i) diagonal[i] = solve.inverse(i, i);
+        return diagonal;
+    }
+    for (Int j = 0; j < solve.n; j += W) {  // columns of X, which is padded and starts with zeros
+        Vec<T> even = {}, odd = {};
+        for (Int i = j; i < padded<T>(solve.n); i += 2) {
+            const Vec<T> x = load<T>(solve.x.p + i * solve.x.rs + j), y = load<T>(solve.x.p + (i + 1) * solve.x.rs + j);
+            even += x * x, odd += y * y;
         }
+        store<T>(diagonal + j, even + odd);
     }
     return diagonal;
 }

@@ -51,6 +51,11 @@ inline bool scores_cost_less(const RidgeArguments& a) {
     return m * n * (d + k) < (n + m) * d * k;
 }
 
+// Whether Q K~'Sigma^-1 (m x n) is a shorter way than the coefficients Sigma^-1 V~ (n x k), where nobody wants those.
+inline bool weights_cost_less(const RidgeArguments& a) {
+    return a.dual && !a.coef && a.queries < a.columns && scores_cost_less(a);
+}
+
 // rows - mean
 template <class T>
 T* subtract(Int m, Int n, In<T> rows, const T* mean, T* to) {

@@ -40,14 +40,17 @@ In<T> transposed(Int n, Int k, In<T> x, Arena& arena) {
 // -(x * y).sum() and its root sum of squares
 template <class T>
 void alpha_gradient(Int count, const T* x, const T* y, T* sum, T* terms) {
-    T total = 0, squares = 0;
-    for (Int i = 0; i < count; ++i) {
-        const T term = x[i] * y[i];
-        total += term;
-        squares += term * term;
+    constexpr Int W = WIDTH<T>;
+    Vec<T> both[2] = {};
+    for (Int i = 0; i < count; i += W) {
+        const int some = int(smaller(W, count - i));
+        const Vec<T> term = load_some<T>(x + i, some) * load_some<T>(y + i, some);
+        both[0] += term;
+        both[1] += term * term;
     }
-    *sum = -total;
-    if (terms) *terms = root(squares);
+    const Vec<T> sums = sums_of<T, 2>(both);
+    *sum = -sums[0];
+    if (terms) *terms = root(sums[1]);
 }
 
 template <class T>
@@ -189,8 +192,11 @@ void dual(const RidgeArguments& a, const Task<T>& t, const Wanted<T>& out, Arena
         scale_rows(n, d, root_weight, to);
     }
     if (out.value) {
-        for (Int i = 0; i < n; ++i)
-            for (Int j = 0; j < k; ++j) out.value[i * k + j] = s(i, j);
+        if (t.as_rows) {
+            transpose<T>(k, n, s.p, n, out.value, k);
+        } else {
+            std::memcpy(out.value, s.p, std::size_t(n * k) * sizeof(T));
+        }
         scale_rows(n, k, root_weight, rows_of(out.value, k));
     }
 }

@@ -27,6 +27,16 @@ void project(const RidgeArguments& a, const Fit<T>& f, In<T> coef, T scale, T* o
     }
 }
 
+// scale (Q K~'Sigma^-1) V~
+template <class T>
+void weigh(const RidgeArguments& a, const Fit<T>& f, T* out, Arena& arena) {
+    const Int n = a.points, m = a.queries, k = a.columns;
+    const Mat<T> scores = rows_of(arena.take<T>(m * n), n), weights = rows_of(arena.take<T>(m * n), n);
+    multiply<T>(m, n, a.features, f.head.query, f.turned, scores);
+    multiply<T>(m, n, n, scores, f.solve.inverse, weights);
+    multiply<T>(m, k, n, weights, f.value, rows_of(out, k), T(a.scale));
+}
+
 // One refinement step, its residual taken from K and V: V~ - c K~K~'P - alpha P, or K~'(V~ - c K~W) - alpha W
 template <class T>
 void refinement(const RidgeArguments& a, const Fit<T>& f, In<T> coef, Mat<T> step, Arena& arena) {
@@ -78,13 +88,11 @@ bool refine(const RidgeArguments& a, const Fit<T>& f, Mat<T> coef, T* out, T& er
     return true;
 }
 
-// Solution, prediction and report of one element.
+// Coefficients and prediction (without means), refined where the factor alone is not trusted.
 template <class T>
-Status finish(const RidgeArguments& a, const Fit<T>& f, Int b, Int n, Arena& arena) {
+Status solve_for(const RidgeArguments& a, const Fit<T>& f, Int b, Int n, T* out, T* report, Arena& arena) {
     const Int k = a.columns;
-    T* out = static_cast<T*>(a.forward.out) + b * a.queries * k;
     T* kept = a.coef ? static_cast<T*>(a.coef) + b * n * k : arena.take<T>(n * k);
-    T* report = static_cast<T*>(a.forward.report) + b * 3;
     const bool as_rows = !a.inverse;
     const Mat<T> coef = as_rows ? columns<T>(n, k, true, arena) : rows_of(kept, k);
     In<T> rhs = f.value;
@@ -99,15 +107,30 @@ Status finish(const RidgeArguments& a, const Fit<T>& f, Int b, Int n, Arena& are
     }
     f.solve(k, rhs, coef, arena);
     project<T>(a, f, coef, T(a.scale), out, arena);
-    const T ratio = screened(a, f, ratio_of(a, f, n, arena));
-    const T eps = sizeof(T) == 4 ? T(__FLT_EPSILON__) : T(__DBL_EPSILON__);
-    report[0] = a.dual ? DUAL : PRIMAL, report[1] = ratio, report[2] = ratio * eps;
+    const T ratio = report[1];
     Status status = ratio < T(a.easy) ? PLAIN : SOME_LEFT;
     if (status != PLAIN && ratio < T(a.hard) && refine(a, f, coef, out, report[2], arena))
         status = SOME_REFINED, report[0] = REFINED;
+    if (as_rows && a.coef) transpose<T>(k, n, coef.p, n, kept, k);
+    return status;
+}
+
+// Solution, prediction and report of one element.
+template <class T>
+Status finish(const RidgeArguments& a, const Fit<T>& f, Int b, Int n, Arena& arena) {
+    const Int k = a.columns;
+    T *out = static_cast<T*>(a.forward.out) + b * a.queries * k, *report = static_cast<T*>(a.forward.report) + b * 3;
+    const T ratio = screened(a, f, ratio_of(a, f, n, arena));
+    const T eps = sizeof(T) == 4 ? T(__FLT_EPSILON__) : T(__DBL_EPSILON__);
+    report[0] = a.dual ? DUAL : PRIMAL, report[1] = ratio, report[2] = ratio * eps;
+    Status status = PLAIN;
+    if (ratio < T(a.easy) && f.solve.inverse.p && weights_cost_less(a)) {
+        weigh(a, f, out, arena);
+    } else {
+        status = solve_for(a, f, b, n, out, report, arena);
+    }
     for (Int i = 0; f.head.mean_value && i < a.queries; ++i)
         for (Int j = 0; j < k; ++j) out[i * k + j] += f.head.mean_value[j];
-    if (as_rows && a.coef) transpose<T>(k, n, coef.p, n, kept, k);
     keep_factor(a, f, b, n);
     return status;
 }

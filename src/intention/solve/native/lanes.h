@@ -68,8 +68,9 @@ inline void join(Int& rows, Int& columns, Int row) {
     if (row == columns) columns *= rows, rows = 1;
 }
 
-template <class T>
-void mix(Int rows, Int columns, Spread<const T> from, Vec<T>* to) {
+// With AHEAD what lies as many entries further on is asked for: the matrices that are read next.
+template <class T, bool AHEAD>
+void mix(Int rows, Int columns, Spread<const T> from, Vec<T>* to, Int ahead) {
     constexpr int W = WIDTH<T>;
     join(rows, columns, from.row);
     for (Int i = 0; i < rows; ++i)
@@ -77,7 +78,11 @@ void mix(Int rows, Int columns, Spread<const T> from, Vec<T>* to) {
             const int some = int(smaller<Int>(W, columns - j));
             Vec<T> x[W];
 #pragma GCC unroll 16
-            for (int g = 0; g < W; ++g) x[g] = load_some<T>(from.p[g] + i * from.row + j, some);
+            for (int g = 0; g < W; ++g) {
+                const T* p = from.p[g] + i * from.row + j;
+                x[g] = load_some<T>(p, some);
+                if (AHEAD) __builtin_prefetch(p + ahead, 0, 2);
+            }
             turn<T>(x);
 #pragma GCC unroll 16
             for (int r = 0; r < W; ++r) {

@@ -45,15 +45,17 @@ void tile(Int depth, In<T> a, const T* b, Int ldb, T* c, Int ldc, int last, T sc
         ap += a.cs;
         b += ldb;
     }
+    const bool scaled = !add && scale != 1;
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8
         for (int v = 0; v < C; ++v) {
             T* to = c + r * ldc + v * W;
+            if (scaled) sum[r][v] *= scale;
             if (PART && v == C - 1) {
-                store_part(to, add ? load_part(to, last) + scale * sum[r][v] : scale * sum[r][v], last);
+                store_part(to, add ? load_part(to, last) + scale * sum[r][v] : sum[r][v], last);
             } else {
-                store<T>(to, add ? load<T>(to) + scale * sum[r][v] : scale * sum[r][v]);
+                store<T>(to, add ? load<T>(to) + scale * sum[r][v] : sum[r][v]);
             }
         }
     }
@@ -152,80 +154,82 @@ void by_turned_rows(Int m, Int n, Int depth, In<T> a, const T* b, Int ldb, T* c,
     }
 }
 
-// ---- vectors along the depth: A and B' both have contiguous rows, C may have any strides ----
+// ---- vectors along the depth: A and B' both have contiguous rows ----
 
 template <class T, int R, int S>
-void dots(Int depth, const T* a, Int lda, const T* b, Int ldb, Mat<T> c, T scale, bool add) {
-    constexpr int W = WIDTH<T>;
-    Vec<T> sum[R][S] = {};
+void dots(Int depth, const T* a, Int lda, const T* b, Int ldb, T* c, Int ldc, T scale, bool add) {
+    constexpr int W = WIDTH<T>, ROWS = W / S < R ? W / S : R;  // of C, whose sums share a register
+    Vec<T> sum[R * S] = {};
     Int l = 0;
     for (; l + W <= depth; l += W) {
-        Vec<T> x[R];
+        Vec<T> y[S];
 #pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) x[r] = load<T>(a + r * lda + l);
+        for (int s = 0; s < S; ++s) y[s] = kept<T>(load<T>(b + s * ldb + l));
 #pragma GCC unroll 8
-        for (int s = 0; s < S; ++s) {
-            const Vec<T> y = load<T>(b + s * ldb + l);
+        for (int r = 0; r < R; ++r) {
+            const Vec<T> x = load<T>(a + r * lda + l);
 #pragma GCC unroll 8
-            for (int r = 0; r < R; ++r) sum[r][s] += x[r] * y;
+            for (int s = 0; s < S; ++s) sum[r * S + s] += x * y[s];
         }
     }
     if (const int rest = int(depth - l)) {
-        Vec<T> x[R];
+        Vec<T> y[S];
 #pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) x[r] = load_part(a + r * lda + l, rest);
+        for (int s = 0; s < S; ++s) y[s] = load_part(b + s * ldb + l, rest);
 #pragma GCC unroll 8
-        for (int s = 0; s < S; ++s) {
-            const Vec<T> y = load_part(b + s * ldb + l, rest);
+        for (int r = 0; r < R; ++r) {
+            const Vec<T> x = load_part(a + r * lda + l, rest);
 #pragma GCC unroll 8
-            for (int r = 0; r < R; ++r) sum[r][s] += x[r] * y;
+            for (int s = 0; s < S; ++s) sum[r * S + s] += x * y[s];
         }
     }
 #pragma GCC unroll 8
-    for (int s = 0; s < S; ++s) {
-        T out[4];
-        const Vec<T> none = {};
-        sums_of_four<T>(sum[0][s], R > 1 ? sum[R > 1][s] : none, R > 2 ? sum[R > 2 ? 2 : 0][s] : none,
-                        R > 3 ? sum[R > 3 ? 3 : 0][s] : none, out);
-        for (int r = 0; r < R; ++r) c(r, s) = add ? c(r, s) + scale * out[r] : scale * out[r];
+    for (int r = 0; r < R; r += ROWS) {
+        Vec<T> out = scale * sums_of<T, ROWS * S>(sum + r * S);
+        for (int i = 0; i < ROWS && r + i < R; ++i) {
+            T* to = c + (r + i) * ldc;
+            store_first<T, S>(to, add ? load_part(to, S) + out : out);
+            out = shifted<T, S>(out);
+        }
     }
 }
 
 template <class T>
-using Dots = void (*)(Int, const T*, Int, const T*, Int, Mat<T>, T, bool);
+using Dots = void (*)(Int, const T*, Int, const T*, Int, T*, Int, T, bool);
 
-template <class T, int R>
-inline Dots<T> dots_of(int columns) {
-    if constexpr (DOT_COLUMNS >= 5) {
-        if (columns == 5) return dots<T, R, 5>;
-        if (columns == 4) return dots<T, R, 4>;
-        if (columns == 3) return dots<T, R, 3>;
+template <class T, int S>
+inline Dots<T> dots_of(int rows) {
+    if constexpr (DOT_SUMS / S >= 4) {
+        if (rows >= 4) return dots<T, 4, S>;
     }
-    return columns == 2 ? dots<T, R, 2> : dots<T, R, 1>;
+    if (rows == 3) return dots<T, 3, S>;
+    return rows == 2 ? dots<T, 2, S> : dots<T, 1, S>;
 }
 
 template <class T>
 inline Dots<T> dots_of(int rows, int columns) {
-    switch (rows) {
-        case 1: return dots_of<T, 1>(columns);
-        case 2: return dots_of<T, 2>(columns);
-        case 3: return dots_of<T, 3>(columns);
-        default: return dots_of<T, 4>(columns);
+    if constexpr (DOT_COLUMNS >= 5) {
+        if (columns == 5) return dots_of<T, 5>(rows);
+        if (columns == 4) return dots_of<T, 4>(rows);
+        if (columns == 3) return dots_of<T, 3>(rows);
     }
+    return columns == 2 ? dots_of<T, 2>(rows) : dots_of<T, 1>(rows);
 }
 
 constexpr Int LONG = 512;  // entries of a row that are used again while they are near
 
 template <class T>
-void by_dots(Int m, Int n, Int depth, const T* a, Int lda, const T* b, Int ldb, Mat<T> c, T scale, bool add, Part part) {
-    const Int columns = ceil_div(n, ceil_div(n, DOT_COLUMNS));
+void by_dots(Int m, Int n, Int depth, const T* a, Int lda, const T* b, Int ldb, T* c, Int ldc, T scale, bool add,
+             Part part) {
+    const Int columns = ceil_div(n, ceil_div(n, DOT_COLUMNS)), step = smaller<Int>(4, DOT_SUMS / columns);
     for (Int l = 0; l < depth; l += LONG, add = true) {
         const Int some = smaller(LONG, depth - l);
-        for (Int i = 0; i < m; i += DOT_ROWS) {
-            const int rows = int(smaller<Int>(DOT_ROWS, m - i));
+        for (Int i = 0; i < m; i += step) {
+            const int rows = int(smaller(step, m - i));
             for (Int j = part == UPPER ? i / columns * columns : 0; j < n; j += columns) {
                 const int now = int(smaller(columns, n - j));
-                dots_of<T>(rows, now)(some, a + i * lda + l, lda, b + j * ldb + l, ldb, c.at(i, j), scale, add);
+                dots_of<T>(rows, now)(some, a + i * lda + l, lda, b + j * ldb + l, ldb, c + i * ldc + j, ldc, scale,
+                                      add);
             }
         }
     }
@@ -252,7 +256,8 @@ void multiply(Int m, Int n, Int depth, In<T> a, In<T> b, Mat<T> c, T scale = 1, 
     const Int rows = b.cs == 1 && c.cs == 1 ? m * ceil_div(n, W) * depth : NEVER;
     const Int columns = a.rs == 1 && c.rs == 1 && part == FULL ? n * ceil_div(m, W) * depth : NEVER;
     const Int of_dots = part == UPPER ? m * 5 / 8 : m, of_tiles = part == UPPER ? m * 3 / 4 : m;  // rows, as measured
-    const Int dot = a.cs == 1 && b.rs == 1 ? of_dots * n * (ceil_div(depth, W) + 4) : NEVER;
+    const bool dots_fit = a.cs == 1 && b.rs == 1 && (c.cs == 1 || (c.rs == 1 && part == FULL));
+    const Int dot = dots_fit ? of_dots * n * (ceil_div(depth, W) + 4) : NEVER;
     constexpr Int TURNING = 9;  // B, in rows of A
     const Int turned = b.rs == 1 && c.cs == 1 ? (of_tiles + TURNING) * ceil_div(n, W) * depth : NEVER;
     const Int also = a.cs == 1 && c.rs == 1 && part == FULL ? (n + TURNING) * ceil_div(m, W) * depth : NEVER;
@@ -265,8 +270,10 @@ void multiply(Int m, Int n, Int depth, In<T> a, In<T> b, Mat<T> c, T scale = 1, 
         by_rows<T>(m, n, depth, a, b.p, b.rs, c.p, c.rs, scale, add, part);
     } else if (depth > 0 && columns != NEVER && columns <= dot) {
         by_rows<T>(n, m, depth, b.t(), a.p, a.cs, c.p, c.cs, scale, add, FULL);
+    } else if (depth > 0 && dot != NEVER && c.cs == 1) {
+        by_dots<T>(m, n, depth, a.p, a.rs, b.p, b.cs, c.p, c.rs, scale, add, part);
     } else if (depth > 0 && dot != NEVER) {
-        by_dots<T>(m, n, depth, a.p, a.rs, b.p, b.cs, c, scale, add, part);
+        by_dots<T>(n, m, depth, b.p, b.cs, a.p, a.rs, c.p, c.cs, scale, add, FULL);
     } else {
         by_entries<T>(m, n, depth, a, b, c, scale, add);
     }

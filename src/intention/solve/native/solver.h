@@ -18,11 +18,7 @@ struct Solver {
         } else if (inverse.p) {
             multiply<T>(k, n, n, b.t(), inverse, out.t());
         } else if (b.cs == 1 && k >= WIDTH<T>) {
-            const Mat<T> half = rows_of(arena.take<T>(n * k), k);
-            for (Int i = 0; i < n; i += STRIP)
-                multiply<T>(smaller(STRIP, n - i), k, smaller(i + STRIP, n), x.at(i, 0), b, half.at(i, 0));
-            for (Int i = 0; i < n; i += STRIP)
-                multiply<T>(smaller(STRIP, n - i), k, n - i, x.at(i, i).t(), half.at(i, 0), out.at(i, 0));
+            by_triangles(k, b, rows_of(arena.take<T>(n * k), k), out);
         } else {
             const Mat<T> half = rows_of(arena.take<T>(k * n), n);
             multiply<T>(k, n, n, b.t(), x.t(), half);
@@ -31,7 +27,19 @@ struct Solver {
     }
 
   private:
-    static constexpr Int STRIP = 2 * TILE_ROWS;  // rows of a triangle that are taken together
+    // X b, then X' times that, one row of tiles at a time: of the triangles little more than what is not 0.
+    void by_triangles(Int k, In<T> b, Mat<T> half, Mat<T> out) const {
+        constexpr Int COLUMNS = TILE_VECTORS * WIDTH<T>;
+        for (Int j = 0; j < k; j += COLUMNS) {
+            const Int some = smaller(COLUMNS, k - j);
+            for (Int i = 0; i < n; i += TILE_ROWS)
+                column_of_tiles<T>(smaller<Int>(TILE_ROWS, n - i), some, smaller<Int>(i + TILE_ROWS, n), x.at(i, 0),
+                                   b.p + j, b.rs, half.p + i * k + j, k, 1, false);
+            for (Int i = 0; i < n; i += TILE_ROWS)
+                column_of_tiles<T>(smaller<Int>(TILE_ROWS, n - i), some, n - i, x.at(i, i).t(), half.p + i * k + j, k,
+                                   out.p + i * out.rs + j, out.rs, 1, false);
+        }
+    }
 };
 
 // With few columns everything n x k is kept as k rows, so that vectors lie along the longer side.

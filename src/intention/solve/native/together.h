@@ -6,6 +6,7 @@
 
 namespace INTENTION_ARCH {
 
+constexpr Int NEAR_BYTES = 1 << 20;  // of a tensor that may still be in a cache
 constexpr Int LANES_HOLD = 3072;  // entries per element that stay near for a whole register of elements
 
 inline bool fits_lanes(const RidgeArguments& a) {
@@ -27,12 +28,16 @@ struct Group {
 };
 
 template <class T>
-Lanes<T> read(Int rows, Int columns, const Tensor& x, Int inner, Int b, int count, Int times, Arena& arena) {
+Lanes<T> read(Int rows, Int columns, const Tensor& x, Int inner, Int batch, Int b, int count, Int times, Arena& arena) {
     const Lanes<T> to = room<T>(rows, columns, arena);
     Spread<const T> from;
     from.row = x.row;
     for (int g = 0; g < WIDTH<T>; ++g) from.p[g] = matrix_of<T>(x, (b + smaller(g, count - 1)) / times, inner).p;
-    mix<T>(rows, columns, from, to.p);
+    if (batch * rows * columns * Int(sizeof(T)) <= NEAR_BYTES) {
+        mix<T, false>(rows, columns, from, to.p, 0);
+    } else {
+        mix<T, true>(rows, columns, from, to.p, matrix_of<T>(x, (b + WIDTH<T>) / times, inner).p - from.p[0]);
+    }
     return to;
 }
 
@@ -55,16 +60,16 @@ template <class T>
 Group<T> read_group(const RidgeArguments& a, Int b, int count, bool with_values, Arena& arena) {
     const Int n = a.points, d = a.features, k = a.columns;
     Group<T> group;
-    group.query = read<T>(a.queries, d, a.query, a.inner, b, count, 1, arena);
-    group.key = read<T>(n, d, a.key, a.inner, b, count, a.times, arena);
-    if (with_values) group.value = read<T>(n, k, a.value, a.inner, b, count, a.times, arena);
+    group.query = read<T>(a.queries, d, a.query, a.inner, a.batch, b, count, 1, arena);
+    group.key = read<T>(n, d, a.key, a.inner, a.batch, b, count, a.times, arena);
+    if (with_values) group.value = read<T>(n, k, a.value, a.inner, a.batch, b, count, a.times, arena);
     group.alpha = read_each<T>(a.alpha, b, count, 0), group.gain = read_each<T>(a.gain, b, count, 1);
     group.root_weight.p = nullptr;
     group.allowed = true;
     for (int g = 0; g < WIDTH<T>; ++g) group.allowed &= group.alpha[g] >= 0 && group.gain[g] >= 0;
     if (!a.weight.data) return group;
     const Tensor weight = {a.weight.data, a.weight.step, 0, n};
-    group.root_weight = read<T>(1, n, weight, 1, b, count, 1, arena);
+    group.root_weight = read<T>(1, n, weight, 1, a.batch, b, count, 1, arena);
     for (Int i = 0; i < n; ++i) {
         Vec<T>& w = group.root_weight(0, i);
         for (int g = 0; g < WIDTH<T>; ++g) group.allowed &= w[g] >= 0;
@@ -120,25 +125,29 @@ GroupFit<T> fit_group(const RidgeArguments& a, const Group<T>& group, Int n, Are
     return fit;
 }
 
-// Everything of a forward; false (and nothing said) where an element needs more than the plain factor.
+// scale (Q K~'Sigma^-1) V~
 template <class T>
-bool forward_group(const RidgeArguments& a, Int b, int count, Arena& arena) {
-    const Int n = a.points, m = a.queries, d = a.features, k = a.columns, size = a.dual ? n : d;
+void weigh_group(const RidgeArguments& a, const Group<T>& group, Lanes<T> inverse, Lanes<T> out, Arena& arena) {
+    const Int n = a.points, m = a.queries, k = a.columns;
     const Vec<T> none = {}, one = none + T(1);
-    arena.reset();
-    const Group<T> group = read_group<T>(a, b, count, true, arena);
-    const GroupFit<T> fit = fit_group<T>(a, group, size, arena);
-    if (fit.failed || !group.allowed) return false;
-    for (int g = 0; g < count; ++g)
-        if (!(fit.ratio[g] < T(a.easy))) return false;
+    const Lanes<T> scores = room<T>(m, n, arena), weights = room<T>(m, n, arena);
+    multiply_lanes<T>(m, n, a.features, group.query, group.key.t(), scores, one);
+    multiply_lanes<T>(m, n, n, scores, inverse, weights, one);
+    multiply_lanes<T>(m, k, n, weights, group.value, out, none + T(a.scale));
+}
+
+// Coefficients and prediction
+template <class T>
+void solve_group(const RidgeArguments& a, const Group<T>& group, Lanes<T> inverse, Lanes<T> coef, Lanes<T> out,
+                 Arena& arena) {
+    const Int n = a.points, m = a.queries, d = a.features, k = a.columns, size = a.dual ? n : d;
+    const Vec<T> none = {}, one = none + T(1), scale = none + T(a.scale);
     Lanes<T> rhs = group.value;
     if (!a.dual) {
         rhs = room<T>(d, k, arena);
         multiply_lanes<T>(d, k, n, group.key.t(), group.value, rhs, one);
     }
-    const Lanes<T> coef = room<T>(size, k, arena), out = room<T>(m, k, arena);
-    multiply_lanes<T>(size, k, size, fit.inverse, rhs, coef, one);
-    const Vec<T> scale = none + T(a.scale);
+    multiply_lanes<T>(size, k, size, inverse, rhs, coef, one);
     if (!a.dual) {
         multiply_lanes<T>(m, k, d, group.query, coef, out, scale);
     } else if (!scores_cost_less(a)) {
@@ -150,11 +159,30 @@ bool forward_group(const RidgeArguments& a, Int b, int count, Arena& arena) {
         multiply_lanes<T>(m, n, d, group.query, group.key.t(), scores, one);
         multiply_lanes<T>(m, k, n, scores, coef, out, scale);
     }
+}
+
+// Everything of a forward; false (and nothing said) where an element needs more than the plain factor.
+template <class T>
+bool forward_group(const RidgeArguments& a, Int b, int count, Arena& arena) {
+    const Int n = a.points, m = a.queries, d = a.features, k = a.columns, size = a.dual ? n : d;
+    arena.reset();
+    const Group<T> group = read_group<T>(a, b, count, true, arena);
+    const GroupFit<T> fit = fit_group<T>(a, group, size, arena);
+    if (fit.failed || !group.allowed) return false;
+    for (int g = 0; g < count; ++g)
+        if (!(fit.ratio[g] < T(a.easy))) return false;
+    const Lanes<T> out = room<T>(m, k, arena);
+    if (weights_cost_less(a)) {
+        weigh_group<T>(a, group, fit.inverse, out, arena);
+    } else {
+        const Lanes<T> coef = room<T>(size, k, arena);
+        solve_group<T>(a, group, fit.inverse, coef, out, arena);
+        if (a.coef) write<T>(size, k, count, coef, a.coef, b);
+    }
     write<T>(m, k, count, out, a.forward.out, b);
-    if (a.coef) write<T>(size, k, count, coef, a.coef, b);
     if (a.matrix) {
         for (Int i = 0; i < size; ++i)
-            for (Int j = 0; j < i; ++j) fit.upper(i, j) = fit.upper(j, i), fit.upper(j, i) = none;
+            for (Int j = 0; j < i; ++j) fit.upper(i, j) = fit.upper(j, i), fit.upper(j, i) = Vec<T>{};
         write<T>(size, size, count, a.inverse ? fit.inverse : fit.upper, a.matrix, b);
     }
     const T eps = sizeof(T) == 4 ? T(__FLT_EPSILON__) : T(__DBL_EPSILON__);
@@ -168,7 +196,7 @@ bool forward_group(const RidgeArguments& a, Int b, int count, Arena& arena) {
 template <class T>
 Lanes<T> saved_inverse(const RidgeArguments& a, Int b, int count, Int n, Arena& arena) {
     const Tensor matrix = {a.matrix, n * n, 0, n};
-    const Lanes<T> saved = read<T>(n, n, matrix, 1, b, count, 1, arena);
+    const Lanes<T> saved = read<T>(n, n, matrix, 1, a.batch, b, count, 1, arena);
     if (a.inverse) return saved;
     const Lanes<T> x = room<T>(n, n, arena), inverse = room<T>(n, n, arena);
     Vec<T> reciprocal[SMALL];
@@ -255,8 +283,8 @@ void backward_group(const RidgeArguments& a, Int b, int count, Arena& arena) {
     const Int n = a.points, m = a.queries, d = a.features, k = a.columns, size = a.dual ? n : d;
     arena.reset();
     const Group<T> group = read_group<T>(a, b, count, !a.dual, arena);
-    const Lanes<T> grad = read<T>(m, k, a.backward.grad, a.inner, b, count, 1, arena);
-    const Lanes<T> coef = read<T>(size, k, {a.coef, size * k, 0, k}, 1, b, count, 1, arena);
+    const Lanes<T> grad = read<T>(m, k, a.backward.grad, a.inner, a.batch, b, count, 1, arena);
+    const Lanes<T> coef = read<T>(size, k, {a.coef, size * k, 0, k}, 1, a.batch, b, count, 1, arena);
     const Lanes<T> inverse = saved_inverse<T>(a, b, count, size, arena);
     for (Int i = 0; a.scale != 1 && i < m * k; ++i) grad.p[i] *= T(a.scale);
     const Lanes<T> s = room<T>(n, k, arena), solved = a.dual ? s : room<T>(d, k, arena), key = room<T>(n, d, arena);

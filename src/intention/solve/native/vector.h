@@ -20,18 +20,17 @@ using Int = std::int64_t;
 #if defined(__AVX512F__)
 constexpr int BYTES = 64;
 constexpr int TILE_VECTORS = 4;  // 6 x 4 sums, 4 operands: 28 of 32 registers
-constexpr int DOT_COLUMNS = 5;   // 4 x 5 sums, 4 + 5 operands
+constexpr int DOT_COLUMNS = 5, DOT_SUMS = 16;  // 3 x 5 or 4 x 4 sums: one register when they are added up
 #elif defined(__AVX2__)
 constexpr int BYTES = 32;
 constexpr int TILE_VECTORS = 2;
-constexpr int DOT_COLUMNS = 2;
+constexpr int DOT_COLUMNS = 2, DOT_SUMS = 8;
 #else
 constexpr int BYTES = 16;
 constexpr int TILE_VECTORS = 2;
-constexpr int DOT_COLUMNS = 2;
+constexpr int DOT_COLUMNS = 2, DOT_SUMS = 8;
 #endif
 constexpr int TILE_ROWS = 6;
-constexpr int DOT_ROWS = 4;
 
 template <class T>
 struct Simd {
@@ -79,6 +78,14 @@ template <class T>
 inline Vec<T> load(const T* p) {
     return *reinterpret_cast<const typename Simd<T>::Loose*>(p);
 }
+// In a register: gcc would load it again for every product that it is in.
+template <class T>
+inline Vec<T> kept(Vec<T> v) {
+#if defined(__AVX512F__)
+    asm("" : "+v"(v));
+#endif
+    return v;
+}
 template <class T>
 inline void store(T* p, Vec<T> v) {
     *reinterpret_cast<typename Simd<T>::Loose*>(p) = v;
@@ -123,6 +130,16 @@ inline void store_part(float* p, Vec<float> v, int count) { _mm256_maskstore_ps(
 inline void store_part(double* p, Vec<double> v, int count) { _mm256_maskstore_pd(p, mask_of(count, 0.), (__m256d)v); }
 #endif
 
+// The first S entries, S known.
+template <class T, int S>
+inline void store_first(T* p, Vec<T> v) {
+#if defined(__AVX512F__)
+    store_part(p, v, S);
+#else  // without masks worth their while
+    for (int i = 0; i < S; ++i) p[i] = v[i];
+#endif
+}
+
 #if defined(__has_builtin)
 #if __has_builtin(__builtin_shufflevector)
 #define INTENTION_SHUFFLE 1
@@ -144,35 +161,46 @@ template <class T, int H, int SECOND, int... I>
 inline Vec<T> halves(Vec<T> a, Vec<T> b, Indices<I...>) {
     return __builtin_shufflevector(a, b, (I / H * 2 * H + I % H + SECOND * H)...);
 }
+// Lanes from S on, then anything.
+template <class T, int S, int... I>
+inline Vec<T> shifted(Vec<T> a, Indices<I...>) {
+    return __builtin_shufflevector(a, a, (I + S)...);
+}
+template <class T, int S>
+inline Vec<T> shifted(Vec<T> a) {
+    return shifted<T, S>(a, typename Count<WIDTH<T>>::type());
+}
 // Adds the halves of every block: the sums of a, then those of b.
 template <class T, int H>
 inline Vec<T> fold(Vec<T> a, Vec<T> b) {
     using All = typename Count<WIDTH<T>>::type;
     return halves<T, H, 0>(a, b, All()) + halves<T, H, 1>(a, b, All());
 }
-// The sums of the lanes of four vectors.
-template <class T>
-inline void sums_of_four(Vec<T> a, Vec<T> b, Vec<T> c, Vec<T> d, T* out) {
-    constexpr int W = WIDTH<T>;
-    Vec<T> s;
-    if constexpr (W >= 4) {
-        s = fold<T, W / 4>(fold<T, W / 2>(a, b), fold<T, W / 2>(c, d));
-        if constexpr (W >= 8) s = fold<T, W / 8>(s, s);
-        if constexpr (W >= 16) s = fold<T, W / 16>(s, s);
-        for (int i = 0; i < 4; ++i) out[i] = s[i];
+// The sums of the lanes of each of x[0 .. COUNT), side by side; COUNT is at most WIDTH. x is overwritten.
+template <class T, int COUNT, int H = WIDTH<T> / 2>
+inline Vec<T> sums_of(Vec<T>* x) {
+    constexpr int LEFT = (COUNT + 1) / 2;
+#pragma GCC unroll 8
+    for (int i = 0; i < LEFT; ++i) x[i] = fold<T, H>(x[2 * i], x[2 * i + (2 * i + 1 < COUNT)]);
+    if constexpr (H > 1) {
+        return sums_of<T, LEFT, H / 2>(x);
     } else {
-        Vec<T> first = fold<T, 1>(a, b), second = fold<T, 1>(c, d);
-        out[0] = first[0], out[1] = first[1], out[2] = second[0], out[3] = second[1];
+        return x[0];
     }
 }
 #else
-template <class T>
-inline void sums_of_four(Vec<T> a, Vec<T> b, Vec<T> c, Vec<T> d, T* out) {
-    const Vec<T> all[4] = {a, b, c, d};
-    for (int r = 0; r < 4; ++r) {
-        out[r] = 0;
-        for (int i = 0; i < WIDTH<T>; ++i) out[r] += all[r][i];
-    }
+template <class T, int S>
+inline Vec<T> shifted(Vec<T> a) {
+    Vec<T> b = a;
+    for (int i = S; i < WIDTH<T>; ++i) b[i - S] = a[i];
+    return b;
+}
+template <class T, int COUNT>
+inline Vec<T> sums_of(Vec<T>* x) {
+    Vec<T> sums = {};
+    for (int i = 0; i < COUNT; ++i)
+        for (int lane = 0; lane < WIDTH<T>; ++lane) sums[i] += x[i][lane];
+    return sums;
 }
 #endif
 
