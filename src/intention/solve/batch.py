@@ -46,7 +46,7 @@ def solve_batch(problem: Problem, plan: Plan, solver: str, trusted: bool, keep: 
     Without `keep` there will be no backward: the coefficients and the factor may be anything.
     """
     if solver == "auto" and (found := native.forward(problem, plan, keep)) is not None:
-        return _checked(problem, plan, found)
+        return _checked(problem, plan, found, keep)
     shape = (*problem.query.shape[:-1], problem.value.shape[-1])
     problem = problem.expanded()
     if solver != "auto":
@@ -62,11 +62,11 @@ def solve_batch(problem: Problem, plan: Plan, solver: str, trusted: bool, keep: 
     return out.view(shape), coef, fitted.factor.matrix, packed
 
 
-def _checked(problem: Problem, plan: Plan, found: native.Found) -> Solution:
+def _checked(problem: Problem, plan: Plan, found: native.Found, keep: bool) -> Solution:
     """An answer of the compiled kernels, which have looked at the values and refined, as it is or after the ladder."""
     out, coef, matrix, packed, status = found
     if status == PLAIN:
-        return out, coef, matrix, packed[:, 1]
+        return out, coef, matrix, packed[:, 1] if keep else packed  # the ratios alone tell a backward that all is well
     if status == SOME_LEFT:
         checks.require_values(problem.weight, problem.alpha, problem.gain)
         flat, report = problem.expanded(), unpack(packed, plan.dual, out.dtype)
