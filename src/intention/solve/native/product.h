@@ -159,7 +159,7 @@ void by_turned_rows(Int m, Int n, Int depth, In<T> a, const T* b, Int ldb, T* c,
 template <class T, int R, int S>
 void dots(Int depth, const T* a, Int lda, const T* b, Int ldb, T* c, Int ldc, T scale, bool add) {
     constexpr int W = WIDTH<T>, ROWS = W / S < R ? W / S : R;  // of C, whose sums share a register
-    Vec<T> sum[R * S] = {};
+    Vec<T> sum[(R + ROWS - 1) / ROWS * ROWS * S] = {};  // whole registers of sums
     Int l = 0;
     for (; l + W <= depth; l += W) {
         Vec<T> y[S];
