@@ -54,7 +54,7 @@ def causal_batch(*nine: Any) -> tuple[Tensor, Tensor, Tensor]:
     if log_decay is None:
         out, packed, settled = solve_causal(tokens)
         if settled:
-            return out, packed, torch.zeros(out.shape[0], dtype=torch.bool)
+            return out, packed, out.new_zeros(out.shape[0], dtype=torch.bool)
     else:
         out, report = _with_decay(tokens, log_decay)
         packed = pack(Report(*(x.to(out.dtype) for x in report)))
