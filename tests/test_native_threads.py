@@ -34,6 +34,22 @@ assert F.intention(*inputs).tolist() == want
 """
 
 
+# the library is not loaded yet, but torch has its threads
+FORKED_EARLY = """
+import os, torch
+from intention import functional as F
+torch.set_num_threads(2)
+torch.randn(400, 400) @ torch.randn(400, 400)
+torch.randn(10**6).exp()
+inputs = [torch.randn(64, 100, 32) for _ in range(3)]
+child = os.fork()
+if child == 0:
+    F.intention(*inputs)
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+"""
+
+
 @pytest.fixture
 def threads():
     before = torch.get_num_threads()
@@ -63,5 +79,6 @@ def test_calls_at_the_same_time(threads):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
-def test_a_forked_process_has_threads_of_its_own():
-    subprocess.run([sys.executable, "-c", FORKED], check=True, timeout=60)
+@pytest.mark.parametrize("program", [FORKED, FORKED_EARLY], ids=["after a call", "before the first"])
+def test_a_forked_process_has_threads_of_its_own(program):
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

@@ -42,6 +42,7 @@ Kernels choose() {
 }
 
 const Kernels kernels = choose();
+[[maybe_unused]] const bool watched = pthread_atfork(nullptr, nullptr, begin_anew) == 0;
 
 constexpr double WORTH_A_THREAD = 1e6;  // multiplications: well above what waking a thread takes
 constexpr int64_t PARTS = 4;            // of a thread's share: so much is left to the others if it comes late
@@ -104,6 +105,7 @@ double causal_work(const CausalArguments& a) {
 
 EXPORTED int intention_native_abi(void) { return 3; }
 EXPORTED const char* intention_native_arch(void) { return kernels.name; }
+EXPORTED void intention_native_forked(void) { begin_anew(); }  // where the fork was before this library was loaded
 
 EXPORTED int intention_ridge_forward(const RidgeArguments* a) {
     const int64_t size = (a->is_double ? 8 : 4) * a->batch, n = a->dual ? a->points : a->features;

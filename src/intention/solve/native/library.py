@@ -28,6 +28,16 @@ class Found(NamedTuple):
 
 _found: Found | None = None  # not functools.cache: where warnings are errors, the answer must be kept all the same
 _off = False
+_forked = False
+
+
+def _after_fork() -> None:
+    global _forked
+    _forked = True
+
+
+if hasattr(os, "register_at_fork"):  # a library that is loaded sees for itself
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def library() -> ctypes.CDLL | None:
@@ -101,6 +111,8 @@ def _load(setting: str) -> Found:
         return _broken(f"{path} cannot be used ({error})")
     if abi != ABI:
         return _broken(f"{path} has interface {abi}")
+    if _forked:
+        loaded.intention_native_forked()
     return Found(loaded, str(path), loaded.intention_native_arch().decode())
 
 

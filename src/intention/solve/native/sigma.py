@@ -22,7 +22,7 @@ _ROWS = 64  # queries that are worth a part of their own: a block of the kernel
 class Found(NamedTuple):
     out: Tensor  # (B, M, k)
     ratio: Tensor  # (B,)
-    parts: int  # of each element's queries, below; their number is one of a batch
+    parts: int  # into which the queries of an element were split; each counts as an element below
     kept: Tensor  # (B * parts, 2, M / parts): largest score and 1 / the sum of exponentials of each query
     matrix: Tensor  # (B * parts, d, d): Sigma^-1 or L
 
@@ -68,7 +68,8 @@ def backward(problem: Problem, found: Found, grad: Tensor, needs: Needs) -> Grad
         alpha.new_empty(split) if needs.gain and gain is not None else None,
         None,
     )
-    ends = found.kept.data_ptr(), found.matrix.data_ptr(), 0, 0, found.out.data_ptr(), *g
+    kept, matrix, out = found.kept.contiguous(), found.matrix.contiguous(), found.out.contiguous()
+    ends = kept.data_ptr(), matrix.data_ptr(), 0, 0, out.data_ptr(), *g
     d_query, d_key, d_value, _, d_alpha, d_gain, _ = map(pointer, grads)
     function(BACKWARD.pack(*block.numbers, *ends, d_query, d_key, d_value, 0, d_alpha, 0, d_gain))
     return Grads(grads.query, *(sum_neighbours(x, found.parts) for x in grads[1:]))

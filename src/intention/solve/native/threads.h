@@ -108,9 +108,13 @@ class OpenMP {
     static inline std::atomic<bool> forked{false};
 };
 
+// In a child of a fork no thread of its parent is there.
+inline void begin_anew() {
+    Team::forget();
+    OpenMP::leave();
+}
+
 inline void in_parallel(std::int64_t threads, std::int64_t count, const Job& job) {
-    static const bool watched = pthread_atfork(nullptr, nullptr, [] { Team::forget(), OpenMP::leave(); }) == 0;
-    (void)watched;
     Parts parts(count, job);
     if (!OpenMP::run(threads, parts)) Team::here().run(threads, parts);
 }
