@@ -46,8 +46,9 @@ class Multihead(nn.MultiheadAttention):
 
     has_map = True  # `mix` is linear in the values
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, embed_dim: int, num_heads: int, *args: Any, **kwargs: Any) -> None:
+        checks.sizes(embed_dim, num_heads)
+        super().__init__(embed_dim, num_heads, *args, **kwargs)
         # nn.TransformerEncoderLayer in eval would otherwise compute softmax attention from in_proj_weight itself.
         self._qkv_same_embed_dim = False
 
