@@ -99,7 +99,7 @@ def sizes(embed_dim: object, num_heads: object) -> None:
 def tokens(tokens: object) -> None:
     if not isinstance(tokens, Tensor) or tokens.dtype not in (torch.int32, torch.int64):
         got = tokens.dtype if isinstance(tokens, Tensor) else type(tokens).__name__
-        raise TypeError(f"tokens must be a tensor of int64 or int32 indices into the vocabulary, got {got}; use .long()")
+        raise TypeError(f"tokens must be a tensor of int64 or int32 indices of words, got {got}; use .long()")
     if tokens.dim() != 2:
         raise ValueError(f"tokens must be (batch, n), got {tuple(tokens.shape)}; use tokens[None] for one sequence")
 
