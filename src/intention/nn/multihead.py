@@ -13,7 +13,7 @@ from intention import functional as F
 from intention import masks
 from intention.covariance import Covariance, default_alpha, on_keys
 from intention.nn import checks
-from intention.nn.alpha import Alpha, HoldsAlpha, LearnableAlpha, hold_alpha
+from intention.nn.alpha import Alpha, HoldsAlpha, LearnableAlpha, alpha_repr, hold_alpha
 from intention.nn.call import solve
 from intention.nn.scaling import Scale, check_scale, scale_queries
 from intention.streaming import CausalState, sigma_stream
@@ -56,6 +56,9 @@ class Multihead(nn.MultiheadAttention):
         self._qkv_same_embed_dim = self.in_proj_weight is not None  # which parameters there are
         super()._reset_parameters()
         self._qkv_same_embed_dim = False
+
+    def extra_repr(self) -> str:
+        return f"{self.embed_dim}, {self.num_heads}"
 
     def mix(self, heads: Heads) -> Tensor:
         """(batch, heads, M, k)"""
@@ -330,11 +333,7 @@ class MultiheadIntention(Multihead, HoldsAlpha):
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def extra_repr(self) -> str:
-        alpha = "" if isinstance(self.alpha, nn.Module) else f"alpha={self.alpha}, "
-        return (
-            f"{self.embed_dim}, {self.num_heads}, softmax={self.softmax}, {alpha}covariance={self.covariance!r}, "
-            f"scale={self.scale!r}"
-        )
+        return f"{super().extra_repr()}, softmax={self.softmax}, {alpha_repr(self)}, scale={self.scale!r}"
 
 
 def _taken(mask: Tensor, dtype: torch.dtype) -> Tensor:
