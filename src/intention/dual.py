@@ -17,6 +17,7 @@ from intention.solve.doors import eager
 from intention.solve.inverse import EPS, inverse
 from intention.solve.ladder import DUAL, PINV, Report, warn_inaccurate
 from intention.solve.problem import relative_size
+from intention.solve.stats import centred
 
 
 class Inner:
@@ -32,10 +33,7 @@ class Inner:
         self.kernel, self.centre = kernel, centre
         self.mean = None
         if centre and kernel is None:
-            self.mean = self.share.unsqueeze(-2) @ key
-            again = self.share.unsqueeze(-2) @ (key - self.mean)
-            self.mean = self.mean + again
-            key = key - self.mean
+            key, self.mean = centred(key, weight)
         self.key = key
 
     @lazy
@@ -89,8 +87,7 @@ class Dual:
     def __init__(self, inner: Inner, value: Tensor, weight: Tensor | None, rule: Rule) -> None:
         self.inner, self.weight, self.rule = inner, weight, rule
         self.labels = value if rule.covariance == "within" else None
-        self.mean_value = inner.share.unsqueeze(-2) @ value if rule.intercept else None
-        self.target = value if self.mean_value is None else value - self.mean_value
+        self.target, self.mean_value = centred(value, weight) if rule.intercept else (value, None)
         gram = self._within(inner.gram)
         self.lift = None
         if rule.intercept and self.labels is None:
