@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from intention import checks
-from intention.solve.doors import gradient_free
 from intention.solve.each import triangle
 
 
@@ -105,7 +104,7 @@ def score_mask(counted: Counted, is_causal: bool, m: int, n: int, device: torch.
     """The attn_mask and is_causal that make a softmax count points the same way."""
     logs = counted.log
     if counted.weight is not None:
-        logs = _log(counted.weight) if logs is None else logs + _log(counted.weight)
+        logs = counted.weight.log() if logs is None else logs + counted.weight.log()
     mask = counted.per_query
     if mask is None and counted.keep is not None and counted.log is None:
         mask = counted.keep.unsqueeze(-2)
@@ -124,8 +123,3 @@ def score_mask(counted: Counted, is_causal: bool, m: int, n: int, device: torch.
 def _above_zero(mask: Tensor) -> Tensor:
     """Where exp(mask) is not 0: masks say "not there" by -inf, by the lowest number, or by -1e9."""
     return mask if mask.dtype == torch.bool else mask > math.log(torch.finfo(mask.dtype).tiny)
-
-
-def _log(weight: Tensor) -> Tensor:
-    """log(w). Where a derivative may be wanted a weight of 0 counts 1e-30: its own is then finite and right."""
-    return weight.log() if gradient_free(weight) else torch.log(weight + 1e-30)

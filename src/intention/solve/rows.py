@@ -11,6 +11,7 @@ from intention import checks
 from intention.solve.doors import no_autocast
 from intention.solve.factor import (
     EASY,
+    HARD,
     SMALL_CORRECTION,
     Factor,
     cholesky,
@@ -158,13 +159,11 @@ def _climb(
         new, size = _refine(solve_rows(factor, r), p, r, a, c, factor)
         good = torch.ones_like(size, dtype=torch.bool)
         if code == FLOAT64 and known is None:
-            good = torch.isfinite(factor.ratio) & (size < SMALL_CORRECTION[dtype])
-        # rounding X to the working precision moves each score x.k by up to eps |x| |k|
-        reach = torch.linalg.vector_norm(new, dim=-1).amax(-1) * torch.linalg.vector_norm(p, dim=-1).amax(-1)
+            good = (factor.ratio < HARD[working]) & (size < SMALL_CORRECTION[dtype])
         where = todo[good]
         out[where] = new[good].to(dtype)
         report.route[where] = code
         report.condition[where] = factor.ratio[good].to(dtype)
-        report.error[where] = (torch.fmax(size, reach * torch.finfo(dtype).eps))[good].to(dtype)
+        report.error[where] = (size + torch.finfo(dtype).eps)[good].to(dtype)
         todo = todo[~good]
     return out, report
