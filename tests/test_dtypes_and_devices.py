@@ -276,7 +276,7 @@ def test_linear_attention_is_not_in_half_precision_under_autocast(causal):
 @pytest.mark.parametrize("rows", [1, 17])
 def test_masks_of_another_precision(call, dtype, rows):
     """torch's own attention reads a float32 mask beside float64 queries as something else."""
-    q, k, v = draw((17, 17, 8, 5), (3, 1), dtype)
+    q, k, v = draw((17, 17, 8, 8), (3, 1), dtype)  # as many values as features: the fused kernel of torch
     mask = torch.randn(rows, 17)
     want = getattr(F, call)(q, k, v, mask.to(dtype), scale=0.5)
     for other in (torch.float32, torch.float64):
