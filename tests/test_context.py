@@ -510,3 +510,40 @@ def test_nothing_but_a_constant(constant, dtype):
         left = ctx.without_points().remove(key[:3], value[:3])  # points that are there
         torch.testing.assert_close(left(key[:1]), value[3:].mean(0, keepdim=True))
         assert (left.remove(key[3:], value[3:])(key[:1]) == 0).all()
+
+
+@pytest.mark.parametrize("covariance", ["ridge", "convex"])
+@pytest.mark.parametrize("intercept", [False, True])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(("n", "d"), [(5, 11), (11, 5)])
+@pytest.mark.parametrize("offset", [1.0, 1e4, 1e5])
+def test_leverage_and_variance_do_not_cancel(covariance, intercept, weighted, n, d, offset):
+    """Far from 0, from the singular values of the points: sums of positive numbers."""
+    gen = torch.Generator().manual_seed(11)
+    key, value = torch.randn(n, d, generator=gen, dtype=D) + offset, torch.randn(n, 2, generator=gen, dtype=D)
+    query = torch.randn(7, d, generator=gen, dtype=D) + offset
+    weight = torch.rand(n, generator=gen, dtype=D) if weighted else None
+    mass = torch.ones(n, dtype=D) if weight is None else weight
+    if weight is not None:
+        weight[2] = 0
+    alpha = 0.5
+    ctx = intention.fit(key, value, alpha, weight, intercept, covariance)
+    mean = (mass.unsqueeze(-1) * key).sum(0) / mass.sum() if intercept else torch.zeros(d, dtype=D)
+    gain = 1 - alpha if covariance == "convex" else 1.0
+    u, s, vt = torch.linalg.svd(mass.sqrt().unsqueeze(-1) * (key - mean), full_matrices=True)
+    s = torch.cat([s, s.new_zeros(d - len(s))])
+    sigma, r = gain * s.square() + alpha, min(n, d)
+    leverage = u[:, :r].square() @ (s.square() / sigma)[:r] + (mass / mass.sum() if intercept else 0.0)
+    variance = ((query - mean) @ vt.mT).square() @ (alpha / sigma) + (alpha / gain / mass.sum() if intercept else 0.0)
+    close(ctx.leverage(), leverage, 1e-5)
+    close(ctx.variance(query), variance, 1e-5)
+
+
+def test_sums_after_a_removal_may_be_singular():
+    """What is left has fewer directions than the keys; rounding in the others is neither an error nor a direction."""
+    gen = torch.Generator().manual_seed(3)
+    for offset, n in ((0.0, 1), (1e3, 2), (1e3, 3)):
+        key, value = torch.randn(n, 5, generator=gen, dtype=D) + offset, torch.randn(n, 2, generator=gen, dtype=D)
+        more = torch.randn(3, 5, generator=gen, dtype=D) + offset, torch.randn(3, 2, generator=gen, dtype=D)
+        sums = intention.fit(key, value, alpha=0, intercept=True, keep_points=False)
+        close(sums.add(*more).remove(*more)(key), value, 1e-6)

@@ -11,6 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from intention.solve.doors import eager
+
 # Rounding that a sum of products may show: beyond this share of the trace a negative direction is real.
 ROUNDING = 1e-10
 EPS = torch.finfo(torch.float64).eps
@@ -49,7 +51,7 @@ class Stats(NamedTuple):
 
         They cannot where a count or a direction of the scatter would turn negative, by more than rounding.
         """
-        left = self._joined(other, -1.0)
+        left = self._joined(other, -1.0)._without_noise()
         size = torch.where(left.total.abs() < ROUNDING * self.total, 0.0, left.total)
         eye = torch.eye(left.scatter.shape[-1], dtype=torch.float64, device=left.scatter.device)
         slack = ROUNDING * _trace(self.scatter) + 100 * left.noise.sum(-1) + torch.finfo(torch.float64).tiny
@@ -84,6 +86,16 @@ class Stats(NamedTuple):
             cross,
             torch.where(flat.squeeze(-1), 0.0, noise),
         )
+
+    def _without_noise(self) -> Stats:
+        """A scatter that is not positive definite has directions of rounding alone, which are 0."""
+        if not eager() or not bool(torch.linalg.cholesky_ex(self.scatter)[1].any()):
+            return self
+        finite = torch.isfinite(self.scatter).flatten(-2).all(-1)[..., None, None]
+        values, vectors = torch.linalg.eigh(torch.where(finite, self.scatter.detach(), 0.0))
+        real = torch.where(values.abs() > 4 * self.noise.sum(-1, keepdim=True), values, 0.0)
+        clean = _value_zero(self.scatter, finite) + (vectors * real.unsqueeze(-2)) @ vectors.mT
+        return self._replace(scatter=clean)
 
     def forget(self, gamma: Tensor) -> Stats:
         """Every point counts `gamma` times what it did."""
