@@ -279,7 +279,7 @@ def sigma_intention(
         estimated.check_estimated(covariance, solver, queries_differ, inputs.value, counted.seen())
     found = call.zeros() if call.empty else None
     if found is None and solver == "auto" and not (queries_differ or own_sigma or intercept or dropout_p):
-        found = fused(inputs, call.dtype) if counted.keep is None else None
+        found = fused(inputs) if counted.keep is None else None
     if found is None:
         moved, keys, report = _transformed(call, is_causal, covariance, intercept, solver)
         moved, report, again = scored(moved, keys, report, solver)
