@@ -12,7 +12,7 @@ from intention import checks, layout, masks
 from intention.layout import Inputs
 from intention.masks import Counted
 from intention.prepare import is_dual, problem_of, unflatten_report
-from intention.solve.doors import compiling, gradient_free
+from intention.solve.doors import gradient_free
 from intention.solve.ladder import DUAL, PRIMAL, Report
 from intention.solve.rows import Points
 from intention.solve.sigma import sigma
@@ -21,12 +21,12 @@ from intention.solve.transform import transform
 
 def fused(inputs: Inputs, dtype: torch.dtype) -> tuple[Tensor, Report] | None:
     """The whole answer in one compiled kernel, or None: an element must climb, a call is transformed, ..."""
-    if compiling() or inputs.weight is not None or is_dual("auto", inputs.key):
+    if inputs.weight is not None or is_dual("auto", inputs.key):
         return None
     if dtype != inputs.key.dtype or torch.is_autocast_enabled("cpu"):  # the softmax is one in half precision
         return None
     flat, restore = layout.flatten(inputs)
-    found = sigma(problem_of(flat)[0])
+    found = sigma(*problem_of(flat))
     return None if found is None else (restore(found[0]), unflatten_report(found[1], False, inputs))
 
 

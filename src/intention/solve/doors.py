@@ -70,6 +70,11 @@ def gradient_free(*tensors: Tensor | None) -> bool:
     return not (_transforms_active() or forward_mode())
 
 
+def asked(*tensors: Tensor | None) -> bool:
+    """Whether a gradient of a compiled call can be asked for; torch.compile guards on what is read here."""
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
 def forward_mode() -> bool:
     """Tangents may travel along."""
     return getattr(forward_ad, "_current_level", 0) >= 0
