@@ -301,6 +301,6 @@ def sigma_stream(
     moved, after, again = transformed(torch.float64 if key.dtype == torch.float64 else torch.float32)
     if again:
         moved, after, _ = transformed(torch.float64)
-    own = (x.to(moved.dtype) for x in (keys, values))
-    out = TF.scaled_dot_product_attention(moved, *own, shown, is_causal=seen == 0, scale=1.0)
+    k, v = keys.to(moved.dtype), values.to(moved.dtype)
+    out = TF.scaled_dot_product_attention(moved, k, v, shown, is_causal=seen == 0, scale=1.0)
     return out.to(value.dtype), (keys, values, after)

@@ -314,7 +314,8 @@ class MultiheadIntention(Multihead, HoldsAlpha):
             if state is None:
                 lead, d, k = key.shape[:2], key.shape[-1], value.shape[-1]
                 state = CausalState.empty(d, k, lead, alpha=alpha, covariance=str(self.covariance), device=key.device)
-            return state.prefill(query, key, value, scale=factor)
+            out, state = state.prefill(query, key, value, scale=factor)
+            return out.to(value.dtype), state  # scaled queries may be wider
         return sigma_stream(query, key, value, alpha, str(self.covariance), factor, memory)
 
     def _reset_parameters(self) -> None:
