@@ -7,21 +7,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from intention.solve.doors import no_autocast
+
 CHUNK = 64  # tokens
 
 
+@no_autocast
 def linear_stream(query: Tensor, key: Tensor, value: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor]:
     """Linear attention of the next tokens, (q_t K_{<=t}') V_{<=t}, and the sum K'V; chunks, O(N d k)."""
     return _in_turn(query, key, value, memory, lambda q, k, v, before, _: v)
 
 
+@no_autocast
 def delta_stream(
     query: Tensor, key: Tensor, value: Tensor, beta: Tensor, memory: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """S_t = S_{t-1} + beta_t k_t (v_t - k_t'S_{t-1})', o_t = q_t S_t: in a chunk, one triangular system."""
 
     def corrections(q: Tensor, k: Tensor, v: Tensor, before: Tensor, start: int) -> Tensor:
-        rate = beta[..., start : start + k.shape[-2]].unsqueeze(-1)
+        rate = beta[..., start : start + k.shape[-2]].unsqueeze(-1).to(k.dtype)
         size = k.shape[-2]
         system = torch.eye(size, dtype=k.dtype, device=k.device) + (rate * (k @ k.mT)).tril(-1)
         return torch.linalg.solve_triangular(system, rate * (v - k @ before), upper=False, unitriangular=True)
@@ -30,12 +34,17 @@ def delta_stream(
 
 
 def _in_turn(query: Tensor, key: Tensor, value: Tensor, memory: Tensor | None, rows: Any) -> tuple[Tensor, Tensor]:
-    """Chunk by chunk: o = q S + tril(q k') u and S + k'u, with the rows u that `rows` makes of a chunk's values."""
-    sums = key.new_zeros(*key.shape[:-2], key.shape[-1], value.shape[-1]) if memory is None else memory
-    outs = []
+    """Chunk by chunk: o = q S + tril(q k') u and S + k'u, with the rows u that `rows` makes of a chunk's values.
+
+    Half precision is for tokens alone: sums over many of them are kept in float32, and LAPACK has nothing smaller.
+    """
+    dtype = torch.promote_types(torch.promote_types(query.dtype, key.dtype), value.dtype)
+    query, key, value = (x.to(torch.promote_types(dtype, torch.float32)) for x in (query, key, value))
+    sums = key.new_zeros(*key.shape[:-2], key.shape[-1], value.shape[-1]) if memory is None else memory.to(key.dtype)
+    outs = [query[..., :0, :] @ sums]
     for start in range(0, key.shape[-2], CHUNK):
         q, k, v = (x[..., start : start + CHUNK, :] for x in (query, key, value))
         u = rows(q, k, v, sums, start)
         outs.append(q @ sums + (q @ k.mT).tril() @ u)
         sums = sums + k.mT @ u
-    return torch.cat(outs, -2), sums
+    return torch.cat(outs, -2).to(dtype), sums
