@@ -51,6 +51,8 @@ bench: $(STAMP)
 fuzz: $(STAMP)
 	$(BIN)/python tests/fuzzing.py --count 5000
 	$(BIN)/python tests/fuzzing.py --count 5000 --grad
+	$(BIN)/python tests/fuzzing_options.py --count 20000
+	$(BIN)/python tests/fuzzing_options.py --count 10000 --grad
 
 clean:
 	rm -rf $(VENV) docs/_build src/intention/solve/native/_kernels.so

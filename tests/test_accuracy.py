@@ -1,7 +1,9 @@
 """Never silently wrong: the fuzz, the ladder, the warning and what return_info tells."""
 
 import warnings
+from functools import partial
 
+import mpmath  # of sympy, which torch needs
 import pytest
 import torch
 
@@ -254,9 +256,78 @@ def test_extreme_scales(scale):
 
 
 def test_sigma_intention_says_when_its_scores_are_lost():
-    q, k, v = conditioned(1e6)
-    with pytest.warns(intention.AccuracyWarning):
-        F.sigma_intention(q, k, v, alpha=0)
+    q, k, v = conditioned(1e8)
+    for call in (F.sigma_intention, torch.compile(F.sigma_intention, backend="eager", fullgraph=True)):
+        with pytest.warns(intention.AccuracyWarning):
+            call(q, k, v, alpha=0)
+
+
+def exact_sigma_intention(q, k, v, alpha):
+    """softmax(Q (K'K + alpha I)^-1 K') V of matrices, with 60 digits."""
+    with mpmath.workdps(60):
+        q, k = (mpmath.matrix(x.double().tolist()) for x in (q, k))
+        scores = q * mpmath.inverse(k.T * k + alpha * mpmath.eye(k.cols)) * k.T
+        rows = [[scores[i, j] - max(scores[i, :]) for j in range(k.rows)] for i in range(q.rows)]
+        shares = torch.tensor([[float(mpmath.exp(x)) for x in row] for row in rows], dtype=torch.float64)
+    return shares / shares.sum(-1, keepdim=True) @ v.double()
+
+
+@pytest.mark.parametrize(
+    ("condition", "alpha", "size"), [(1e6, 0, 1.0), (1e6, 0, 1e-6), (1e5, 1e-9, 1e-5), (3e3, 1e-6, 1.0)]
+)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_sigma_intention_of_large_scores(condition, alpha, size, weighted):
+    """Q Sigma^-1 rounded to float32 would move the scores by up to 1e5."""
+    q, k, v = conditioned(condition)
+    q = q * size
+    weight = torch.ones(1, 20, requires_grad=True) if weighted else None
+    out, info = F.sigma_intention(q, k, v, alpha=alpha, weight=weight, return_info=True)
+    want = exact_sigma_intention(q[0], k[0], v[0], alpha)
+    assert (out[0].double() - want).norm() < 1e-5 * want.norm()
+    assert info.error < 1e-3
+
+
+@pytest.mark.parametrize("option", ["causal", "masked", "within", "weight", "intercept", "dual"])
+def test_sigma_intention_checks_the_rounding_of_its_scores(option):
+    """Each route alike: where float32 would not do the call runs in float64, values and gradients."""
+    n, d = (11, 13) if option == "dual" else (29, 13)
+    q, k, v = torch.randn(2, n, d), torch.randn(2, n, d), torch.randn(2, n, 3)
+    options: dict = {"alpha": 1e-6}
+    if option in ("causal", "within"):
+        options["is_causal"] = True
+    if option == "masked":
+        options["attn_mask"] = torch.rand(n, n) < 0.3
+    if option == "within":
+        options["covariance"], v = "within", torch.eye(3)[torch.arange(n) % 3].expand(2, n, 3)
+    if option == "weight":
+        options["weight"] = (torch.arange(n) < 7).float()
+    if option == "intercept":
+        options["intercept"], k = True, k + 50
+    if option in ("intercept", "dual"):
+        q = q * 1e4
+    q.requires_grad_(), k.requires_grad_()
+    out, info = F.sigma_intention(q, k, v, return_info=True, **options)
+    wide = [x.detach().double().requires_grad_() for x in (q, k)]
+    want = F.sigma_intention(*wide, v.double(), **options)
+    assert (out - want).norm() < 1e-6 * want.norm()
+    assert info.error.dtype == torch.float32
+    assert info.error.amax() < 1e-6
+    assert info.route.amin() >= F.ROUTES.index("float64")
+    g = torch.randn_like(out)
+    grads = torch.autograd.grad(out, (q, k), g)
+    for grad, right in zip(grads, torch.autograd.grad(want, wide, g.double()), strict=True):
+        assert (grad - right).norm() < 1e-5 * right.norm()
+
+
+def test_the_rounding_of_scores_is_seen_inside_transforms():
+    q, k, v = torch.randn(3, 5, 13), torch.randn(3, 7, 13), torch.randn(3, 7, 2)
+    weight = torch.ones(7)  # with weights the primal form is used
+    call = partial(F.sigma_intention, alpha=1e-6, weight=weight)
+    want = call(q.double(), k.double(), v.double())
+    assert (torch.func.vmap(call)(q, k, v) - want).norm() < 1e-6 * want.norm()
+    slope = torch.func.vmap(torch.func.grad(lambda *x: call(*x).square().sum()))
+    right = slope(q.double(), k.double(), v.double())
+    assert (slope(q, k, v) - right).norm() < 1e-5 * right.norm()
 
 
 def test_sigma_intention_of_ill_conditioned_keys():

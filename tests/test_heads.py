@@ -14,6 +14,9 @@ from intention.nn import (
     Intention,
     LearnableAlpha,
     LinearAttention,
+    MultiheadAttention,
+    MultiheadDelta,
+    MultiheadIntention,
     NeuralProcess,
     SigmaIntention,
     mlp,
@@ -121,6 +124,58 @@ def test_w_is_the_map_that_was_fitted(intercept, n):
     assert off(out, context(query)) < 1e-10
     if intercept:
         assert off(w[:, 4:], context(torch.zeros(B, 1, 4, dtype=torch.float64))) < 1e-10
+
+
+@pytest.mark.parametrize("covariance", ["ridge", "convex", "within"])
+@pytest.mark.parametrize("offset", [0.0, 1e3, 1e5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_w_and_its_embedding_do_not_feel_an_offset(covariance, offset, dtype):
+    """Keys far from 0: with w on request, or embedded, the prediction is what it is without."""
+    query, key, value = (x.to(dtype) for x in points(n=31, d=4))
+    query, key, value = query + offset, key + offset, value + 1e2
+    if covariance == "within":
+        value = torch.nn.functional.one_hot(torch.arange(31) % 3).to(dtype).expand(B, -1, -1)
+    keep, weight = torch.arange(31).view(1, 31) != 5, torch.rand(B, 31, dtype=dtype)
+    weight[:, 7] = 0
+    seen = {"attn_mask": keep, "weight": weight}
+    options = {"alpha": 0.1, "intercept": True, "covariance": covariance}
+    want = Intention(**options)(query, key, value, **seen)
+    out, w = Intention(**options)(query, key, value, **seen, return_w=True)
+    embedded = Intention(**options, embed_w=nn.Identity())(query, key, value, **seen)
+    limit = 1e-4 if dtype == torch.float32 else 1e-9
+    spread = (want - want.mean(-2, keepdim=True)).abs().max()
+    assert (out - want).abs().max() < limit * spread
+    assert (embedded - want).abs().max() < limit * spread
+    fitted = intention.fit(key.double(), value.double(), 0.1, (weight * keep).double(), True, covariance)
+    assert off(w[:, :4].double(), fitted.w) < limit
+    assert off(w[:, 4].double(), fitted.intercept) < limit
+
+
+def test_w_with_an_offset_has_the_gradients_of_the_call():
+    query, key, value = (x.detach().requires_grad_() for x in points(n=31, d=4))
+    head = Intention(ContextAlpha(4, K, start=0.1).double(), intercept=True, scale=0.7)
+    with torch.no_grad():
+        for parameter in head.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    one = torch.autograd.grad(head(query, key + 10, value).square().sum(), (query, key, value))
+    two = torch.autograd.grad(head(query, key + 10, value, return_w=True)[0].square().sum(), (query, key, value))
+    assert all(off(a, b) < 1e-9 for a, b in zip(two, one, strict=True))
+
+
+def test_what_a_module_prints():
+    text = repr(Intention(0.1, intercept=True, covariance="convex", kernel="gaussian"))
+    assert "alpha=0.1, covariance='convex', intercept=True, kernel='gaussian', scale=None" in text
+    assert "alpha=1.0, covariance='ridge', intercept=False, kernel=None" in repr(Intention())
+    assert "alpha=LearnableAlpha, covariance='ridge', intercept=True" in repr(
+        SigmaIntention(LearnableAlpha(), intercept=True)
+    )
+    assert "scale=0.5" in repr(Attention(scale=0.5))
+    assert "scale=0.5" in repr(LinearAttention(scale=0.5))
+    assert "12, 3, softmax=True, alpha=0.25, covariance='ridge', scale='variance'" in repr(
+        MultiheadIntention(12, 3, softmax=True, alpha=torch.tensor(0.25), covariance="ridge")
+    )
+    assert "12, 3, scale=0.5" in repr(MultiheadAttention(12, 3, scale=0.5))
+    assert "MultiheadDelta(\n  12, 3" in repr(MultiheadDelta(12, 3))
 
 
 def test_w_follows_the_scale_and_its_embedding():

@@ -83,3 +83,57 @@ def test_rotary_scores_depend_on_distances_alone() -> None:
     torch.testing.assert_close(q @ k.mT, later @ also.mT, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(q[3:] @ k[:6].mT, rotate(query[3:], key[3:], 3)[0] @ k[:6].mT)
     assert not torch.allclose(q @ k.mT, query @ key.mT)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_angles_keep_their_precision(dtype: torch.dtype) -> None:
+    """In bfloat16 the positions 256 and 257 would be one, whatever the model was cast to."""
+    model, x = InformerLM(50, 64, 4, 1).to(dtype), torch.ones(1, 1, 300, 16, dtype=dtype)
+    turned, _ = model.rotate(x, x, 0)  # type: ignore[misc]
+    assert turned.dtype == dtype
+    assert not (turned[0, 0, 1:] == turned[0, 0, :-1]).all(-1).any()
+    speed = 10_000.0 ** (-torch.arange(0, 16, 2, dtype=torch.float64) / 16)
+    angle = torch.arange(300, dtype=torch.float64).unsqueeze(-1) * speed
+    wanted = torch.cat([angle.cos() - angle.sin(), angle.sin() + angle.cos()], -1)
+    tolerance = 1e-12 if dtype == torch.float64 else 1e-4 + torch.finfo(dtype).eps
+    torch.testing.assert_close(turned[0, 0].double(), wanted, rtol=0, atol=tolerance)
+
+
+def test_generation_leaves_every_mode_as_it_was() -> None:
+    model = InformerLM(17, 16, 2, 2).train()
+    model.layers[0].eval()  # frozen
+    modes = [module.training for module in model.modules()]
+    model.generate(torch.randint(17, (1, 3)), 2)
+    assert [module.training for module in model.modules()] == modes
+    with pytest.raises(IndexError):
+        model.generate(torch.tensor([[99]]), 2)
+    assert [module.training for module in model.modules()] == modes
+
+
+def test_tokens_are_indices() -> None:
+    model = InformerLM(17, 16, 2, 1)
+    with pytest.raises(TypeError, match=r"tokens must be .* got torch.float32; use .long\(\)"):
+        model(torch.zeros(1, 3))
+    with pytest.raises(ValueError, match=r"tokens must be \(batch, n\), got \(3,\)"):
+        model(torch.zeros(3).long())
+    with pytest.raises(ValueError, match=r"multiple of num_heads, got 30 features for 4 heads; use embed_dim=28 or 32"):
+        InformerLM(17, 30, 4, 1)
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_the_model_up_to_its_rounding(mixer: str, dtype: torch.dtype) -> None:
+    model = InformerLM(17, 32, 4, 1, mixer=mixer)
+    tokens = torch.randint(17, (2, 23))
+    want, _ = model(tokens)
+    with torch.autocast("cpu", dtype):
+        first, streams = model(tokens[:, :19])
+        auto = torch.cat([first, model(tokens[:, 19:], streams)[0]], 1)
+    model = model.to(dtype)
+    first, streams = model(tokens[:, :19])
+    half = torch.cat([first, model(tokens[:, 19:], streams)[0]], 1)
+    for got in (auto, half):
+        assert got.dtype == dtype
+        assert float((got.float() - want).norm() / want.norm()) < 16 * torch.finfo(dtype).eps
+    half.float().square().sum().backward()
+    assert all(x.grad is None or torch.isfinite(x.grad).all() for x in model.parameters())

@@ -9,6 +9,8 @@ from torch import nn
 from intention import functional as F
 from intention.nn import (
     ContextAlpha,
+    InformerDecoderLayer,
+    InformerLayer,
     LearnableAlpha,
     MultiheadAttention,
     MultiheadIntention,
@@ -569,3 +571,12 @@ def test_bad_calls_are_named():
         MultiheadIntention(E, H, covariance="within")
     with pytest.raises(TypeError, match="alfa"):
         MultiheadIntention(E, H, alfa=1.0)
+
+
+def test_heads_share_the_features() -> None:
+    message = r"multiple of num_heads, got 30 features for 4 heads; use embed_dim=28 or 32"
+    for made in (MultiheadIntention, MultiheadAttention, InformerLayer, InformerDecoderLayer):
+        with pytest.raises(ValueError, match=message):
+            made(30, 4)
+    with pytest.raises(ValueError, match="num_heads must be an integer >= 1, got 0"):
+        MultiheadIntention(32, 0)

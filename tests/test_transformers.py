@@ -254,15 +254,73 @@ def test_queries_that_see_nothing(name, family):
         assert p.grad.isfinite().all(), key
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_padding_of_encoders_is_one_fit(name, monkeypatch, recorded):
-    def query_by_query(*_):
-        raise AssertionError("one fit per query")
+@pytest.fixture
+def one_fit_per_query(monkeypatch):
+    """Counts the calls that are solved query by query."""
+    calls, inner = [], F.per_query
 
-    monkeypatch.setattr(F, "per_query", query_by_query)
+    def counted(*args):
+        calls.append(args)
+        return inner(*args)
+
+    monkeypatch.setattr(F, "per_query", counted)
+    return calls
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_padding_of_encoders_is_one_fit(name, one_fit_per_query, recorded):
     real, _ = padding([4, LENGTH], "right")
     output(build("bert", name), input_ids=tokens(), attention_mask=real)
     assert [mask.shape for *_, mask, _ in recorded] == [(2, 1, 1, LENGTH)] * 2
+    assert not one_fit_per_query
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("side", ["left", "right", "middle"])
+@pytest.mark.parametrize(("family", "extra"), [*((x, {}) for x in DECODERS), ("mistral", {"sliding_window": 31})])
+def test_padding_of_decoders_is_solved_in_chunks(name, side, family, extra, one_fit_per_query):
+    """As the same mask with its triangle written out, in outputs and gradients, but not query by query."""
+    real, positions = padding([4, LENGTH], "left" if side == "left" else "right")
+    if side == "middle":
+        real[1, 2:5] = 0
+    whole = real[:, None, None, :].bool() & torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
+    model, ids, found = build(family, name, dtype=torch.float64, **extra), tokens(), []
+    for mask in (real, whole):
+        model.zero_grad()
+        out = output(model, input_ids=ids, attention_mask=mask, position_ids=positions)
+        (out * direction(out))[real.bool()].sum().backward()
+        found.append((out.detach(), [p.grad for p in model.parameters()]))
+        assert len(one_fit_per_query) == (0 if mask is real else 2)
+    torch.testing.assert_close(found[0][0], found[1][0], atol=1e-5, rtol=1e-5)  # norms are in float32
+    assert found[0][0].isfinite().all()
+    for got, want in zip(found[0][1], found[1][1], strict=True):
+        torch.testing.assert_close(got, want, atol=1e-5 * want.abs().max().item() + 1e-9, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("padded", [False, True])
+@torch.no_grad()
+def test_the_first_tokens_of_a_static_cache_are_solved_in_chunks(name, padded, one_fit_per_query):
+    model, ids = build("llama", name), tokens()
+    real = padding([4, LENGTH], "left")[0] if padded else torch.ones(2, LENGTH, dtype=torch.long)
+    want = output(model, input_ids=ids, attention_mask=real)
+    past = StaticCache(model.config, max_cache_len=11)
+    got = output(model, input_ids=ids, attention_mask=real, past_key_values=past)
+    torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
+    assert not one_fit_per_query
+    more = torch.cat([real, torch.ones(2, 3, dtype=torch.long)], 1)
+    output(model, input_ids=tokens(2, 3), attention_mask=more, past_key_values=past)  # behind it, they are not
+    assert len(one_fit_per_query) == 2
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_windows_and_packing_are_solved_query_by_query(name, one_fit_per_query):
+    real, _ = padding([4, LENGTH], "left")
+    output(build("mistral", name), input_ids=tokens(), attention_mask=real)
+    assert len(one_fit_per_query) == 2
+    positions = torch.tensor([[0, 1, 2, 0, 1, 2, 3]])
+    output(build("llama", name), input_ids=tokens(1), position_ids=positions, use_cache=False)
+    assert len(one_fit_per_query) == 4
 
 
 @pytest.mark.parametrize("name", NAMES)

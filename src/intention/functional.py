@@ -12,10 +12,12 @@ from torch import Tensor
 
 from intention import checks, estimated, layout, masks
 from intention.covariance import Covariance, on_keys
-from intention.per_query import in_chunks, linear_per_query, per_query
+from intention.per_query import in_chunks, linear_causal, linear_per_query, per_query
 from intention.prepare import (
+    Prepared,
     check_call,
     drop_rows,
+    full_precision,
     is_dual,
     plain_problem,
     prepare,
@@ -24,7 +26,16 @@ from intention.prepare import (
     visible,
     weigh_mask,
 )
-from intention.softmax import centred_key, counted_softmax, fused, softmax_attention, transform_shared, transform_solver
+from intention.softmax import (
+    centred_key,
+    counted_softmax,
+    fused,
+    narrowed,
+    scored,
+    softmax_attention,
+    transform_shared,
+    transform_solver,
+)
 from intention.solve.ladder import ROUTES, Report, unpack
 from intention.solve.problem import Plan, Problem
 from intention.solve.ridge import ridge
@@ -81,6 +92,7 @@ def attention(
     return softmax_attention(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa)
 
 
+@full_precision
 def linear_attention(
     query: Tensor,
     key: Tensor,
@@ -92,7 +104,7 @@ def linear_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """(Q K') V scale, in the cheaper order. Masks and dropout count points as in `intention`.
+    """(Q K') V scale, in the cheaper order. Masks and dropout count points as in `intention`; causal is O(N d k).
 
     >>> q, k, v = torch.randn(2, 7, 3), torch.randn(2, 11, 3), torch.randn(2, 11, 5)
     >>> torch.allclose(linear_attention(q, k, v), q @ (k.mT @ v), atol=1e-5)
@@ -104,7 +116,9 @@ def linear_attention(
     query, key, value = inputs.query, inputs.key, inputs.value
     if inputs.weight is not None:
         value = value * inputs.weight.unsqueeze(-1)
-    if is_causal or counted.per_query is not None:
+    if is_causal and not call.empty:
+        out, _ = linear_causal(query, key, value)
+    elif counted.per_query is not None:
         out = linear_per_query(query, key, value, counted.per_query)
     else:
         m, (n, d), k = query.shape[-2], key.shape[-2:], value.shape[-1]
@@ -225,6 +239,7 @@ def intention(
     return (out, _info(call.report(report))) if return_info else out
 
 
+@full_precision
 def sigma_intention(
     query: Tensor,
     key: Tensor,
@@ -255,22 +270,38 @@ def sigma_intention(
     checks.scale(scale)
     call = prepare(query, key, value, attn_mask, 0.0, is_causal, enable_gqa, alpha, weight, covariance, solver)
     checks.probability(dropout_p)
-    inputs, counted = call.inputs, call.counted
     if scale is not None:  # of the queries, so that the check of the scores sees it
-        inputs = inputs._replace(query=inputs.query * float(scale))
-    keys = inputs.key
-    weighed = inputs if counted.keep is None else weigh_mask(inputs, counted.keep)
+        call = call._replace(inputs=call.inputs._replace(query=call.inputs.query * float(scale)))
+    inputs, counted = call.inputs, call.counted
     queries_differ = is_causal or counted.per_query is not None
     own_sigma = not on_keys(covariance)
     if own_sigma:
         estimated.check_estimated(covariance, solver, queries_differ, inputs.value, counted.seen())
     found = call.zeros() if call.empty else None
     if found is None and solver == "auto" and not (queries_differ or own_sigma or intercept or dropout_p):
-        found = fused(inputs, call.dtype) if counted.keep is None else None
-    if found is not None:
-        out, report = call.result(found[0]), found[1]
-        return (out, _info(call.report(report))) if return_info else out
-    if queries_differ:
+        found = fused(inputs) if counted.keep is None else None
+    if found is None:
+        moved, keys, report = _transformed(call, is_causal, covariance, intercept, solver)
+        moved, report, again = scored(moved, keys, report, solver)
+        if again:
+            call = call.double()
+            moved, keys, report = _transformed(call, is_causal, covariance, intercept, solver)
+            moved, report, _ = scored(moved, keys, report, solver)
+            report = narrowed(report, inputs.key.dtype)
+        found = counted_softmax(moved, keys, call.inputs.value, call.counted, dropout_p, is_causal), report
+    out, report = call.result(found[0]), found[1]
+    return (out, _info(call.report(report))) if return_info else out
+
+
+def _transformed(
+    call: Prepared, is_causal: bool, covariance: Covariance, intercept: bool, solver: str
+) -> tuple[Tensor, Tensor, Report]:
+    """(queries, keys, report) whose products are the scores Q Sigma^-1 K', by the route that the options need."""
+    inputs, counted = call.inputs, call.counted
+    keys = inputs.key
+    weighed = inputs if counted.keep is None else weigh_mask(inputs, counted.keep)
+    own_sigma = not on_keys(covariance)
+    if is_causal or counted.per_query is not None:
 
         def solve(part: Problem, trusted: bool) -> tuple[Tensor, Report]:
             if own_sigma:
@@ -284,14 +315,13 @@ def sigma_intention(
             moved, report = in_chunks(weighed, transform_only=True)
         else:
             moved, report = per_query(weighed, counted.per_query, solve)
-    elif own_sigma:
+        return moved, keys, report
+    if own_sigma:
         moved, report = estimated.transform(weighed, covariance, intercept, solver)
-    else:
-        if intercept:
-            keys = centred_key(weighed, counted.keep)
-        moved, keys, report = transform_shared(inputs._replace(key=keys), solver)
-    out = call.result(counted_softmax(moved, keys, inputs.value, counted, dropout_p, is_causal, call.dtype))
-    return (out, _info(call.report(report))) if return_info else out
+        return moved, keys, report
+    if intercept:
+        keys = centred_key(weighed, counted.keep)
+    return transform_shared(inputs._replace(key=keys), solver)
 
 
 def _info(report: Report) -> Info:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from intention import checks
-from intention.solve.doors import gradient_free
 from intention.solve.each import triangle
 
 
@@ -47,6 +46,13 @@ class Counted(NamedTuple):
 def same_for_all_queries(mask: Tensor) -> bool:
     """Decided by shape and stride, never by content."""
     return mask.dim() < 2 or mask.shape[-2] == 1 or mask.stride(-2) == 0
+
+
+def with_own_rows(mask: Tensor) -> Tensor:
+    """A leaf that repeats one row (stride 0) is as many variables as it has entries: each row has its own gradient."""
+    if mask.requires_grad and mask.is_leaf and mask.dim() > 1 and mask.shape[-2] > 1 and mask.stride(-2) == 0:
+        return mask.contiguous()
+    return mask
 
 
 def count(mask: Tensor | None, weight: Tensor | None, is_causal: bool, n: int, dtype: torch.dtype) -> Counted:
@@ -105,7 +111,7 @@ def score_mask(counted: Counted, is_causal: bool, m: int, n: int, device: torch.
     """The attn_mask and is_causal that make a softmax count points the same way."""
     logs = counted.log
     if counted.weight is not None:
-        logs = _log(counted.weight) if logs is None else logs + _log(counted.weight)
+        logs = counted.weight.log() if logs is None else logs + counted.weight.log()
     mask = counted.per_query
     if mask is None and counted.keep is not None and counted.log is None:
         mask = counted.keep.unsqueeze(-2)
@@ -124,8 +130,3 @@ def score_mask(counted: Counted, is_causal: bool, m: int, n: int, device: torch.
 def _above_zero(mask: Tensor) -> Tensor:
     """Where exp(mask) is not 0: masks say "not there" by -inf, by the lowest number, or by -1e9."""
     return mask if mask.dtype == torch.bool else mask > math.log(torch.finfo(mask.dtype).tiny)
-
-
-def _log(weight: Tensor) -> Tensor:
-    """log(w). Where a derivative may be wanted a weight of 0 counts 1e-30: its own is then finite and right."""
-    return weight.log() if gradient_free(weight) else torch.log(weight + 1e-30)

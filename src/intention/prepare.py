@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,6 +16,22 @@ from intention.layout import Inputs
 from intention.masks import Counted
 from intention.solve.ladder import Report, unpack
 from intention.solve.problem import Problem
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def full_precision(call: F) -> F:
+    """Run with autocast off: scores in half precision are wrong by more than the rounding of the output."""
+
+    @functools.wraps(call)
+    def wrapped(query: Any, *args: Any, **options: Any) -> Any:
+        device = query.device.type if isinstance(query, Tensor) else "cpu"
+        if not torch.is_autocast_enabled(device):
+            return call(query, *args, **options)
+        with torch.autocast(device, enabled=False):
+            return call(query, *args, **options)
+
+    return wrapped  # type: ignore[return-value]
 
 
 def check_call(
@@ -61,6 +79,14 @@ class Prepared(NamedTuple):
     def empty(self) -> bool:
         return any(0 in x.shape for x in (self.inputs.query, self.inputs.key, self.inputs.value))
 
+    def double(self) -> Prepared:
+        """The same call in float64."""
+        inputs, counted = (
+            type(part)(*(x.double() if isinstance(x, Tensor) and x.is_floating_point() else x for x in part))
+            for part in (self.inputs, self.counted)
+        )
+        return self._replace(inputs=inputs, counted=counted)
+
     def zeros(self) -> tuple[Tensor, Report]:
         """The answer without points (0), without queries or without columns (nothing)."""
         one = self.inputs.key.new_zeros(layout.context_lead(self.inputs))
@@ -97,6 +123,10 @@ def prepare(
         checks.weight(weight, query.device, key.shape[-2])
         if groups == 1:
             checks.leading(call=lead, weight=weight.shape[:-1])
+        else:
+            checks.grouped_weight(weight, lead, groups)
+    if mask is not None:
+        mask = masks.with_own_rows(mask)
     if is_causal:
         key, value, mask, weight = visible(query.shape[-2], key, value, mask, weight)
     heads, shared = (query.shape[-3], key.shape[-3]) if groups > 1 else (1, 1)

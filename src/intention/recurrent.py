@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from intention.per_query import linear_causal
 from intention.solve.doors import no_autocast
 
 CHUNK = 64  # tokens
@@ -15,7 +17,9 @@ CHUNK = 64  # tokens
 @no_autocast
 def linear_stream(query: Tensor, key: Tensor, value: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor]:
     """Linear attention of the next tokens, (q_t K_{<=t}') V_{<=t}, and the sum K'V; chunks, O(N d k)."""
-    return _in_turn(query, key, value, memory, lambda q, k, v, before, _: v)
+    dtype, (query, key, value) = _widened(query, key, value)
+    out, sums = linear_causal(query, key, value, None if memory is None else memory.to(key.dtype))
+    return out.to(dtype), sums
 
 
 @no_autocast
@@ -34,12 +38,8 @@ def delta_stream(
 
 
 def _in_turn(query: Tensor, key: Tensor, value: Tensor, memory: Tensor | None, rows: Any) -> tuple[Tensor, Tensor]:
-    """Chunk by chunk: o = q S + tril(q k') u and S + k'u, with the rows u that `rows` makes of a chunk's values.
-
-    Half precision is for tokens alone: sums over many of them are kept in float32, and LAPACK has nothing smaller.
-    """
-    dtype = torch.promote_types(torch.promote_types(query.dtype, key.dtype), value.dtype)
-    query, key, value = (x.to(torch.promote_types(dtype, torch.float32)) for x in (query, key, value))
+    """Chunk by chunk: o = q S + tril(q k') u and S + k'u, with the rows u that `rows` makes of a chunk's values."""
+    dtype, (query, key, value) = _widened(query, key, value)
     sums = key.new_zeros(*key.shape[:-2], key.shape[-1], value.shape[-1]) if memory is None else memory.to(key.dtype)
     outs = [query[..., :0, :] @ sums]
     for start in range(0, key.shape[-2], CHUNK):
@@ -48,3 +48,9 @@ def _in_turn(query: Tensor, key: Tensor, value: Tensor, memory: Tensor | None, r
         outs.append(q @ sums + (q @ k.mT).tril() @ u)
         sums = sums + k.mT @ u
     return torch.cat(outs, -2).to(dtype), sums
+
+
+def _widened(*tokens: Tensor) -> tuple[torch.dtype, tuple[Tensor, ...]]:
+    """The dtype of answers, and the tokens for the sums: in half precision those round, and LAPACK has none."""
+    dtype = functools.reduce(torch.promote_types, (x.dtype for x in tokens))
+    return dtype, tuple(x.to(torch.promote_types(dtype, torch.float32)) for x in tokens)

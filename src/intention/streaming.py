@@ -22,8 +22,11 @@ from torch import Tensor
 
 from intention import checks, storage
 from intention.covariance import default_alpha, gain_of, largest_alpha
+from intention.prepare import full_precision
+from intention.softmax import scored
 from intention.solve.causal import Tokens
 from intention.solve.each import triangle
+from intention.solve.ladder import Report
 from intention.solve.sequence import causal
 
 SUMS = torch.float64
@@ -282,6 +285,7 @@ def _packed(
     return torch.cat(outs, -2).index_select(-2, torch.cat(places).argsort())
 
 
+@full_precision
 def sigma_stream(
     query: Tensor, key: Tensor, value: Tensor, alpha: Tensor, covariance: str, scale: float | None, memory: Any
 ) -> tuple[Tensor, Any]:
@@ -293,8 +297,18 @@ def sigma_stream(
         memory = (key[..., :0, :], value[..., :0, :], state)
     keys, values, state = memory
     seen = keys.shape[-2]
-    moved, state = _run(query, key, None, None, None, scale, state)
     keys, values = torch.cat([keys, key], -2), torch.cat([values, value], -2)
     shown = None if seen == 0 else triangle(query.shape[-2], keys.shape[-2], key.device, seen)
-    out = TF.scaled_dot_product_attention(moved, keys, values, shown, is_causal=seen == 0, scale=1.0)
-    return out, (keys, values, state)
+
+    def transformed(working: torch.dtype) -> tuple[Tensor, Any, bool]:
+        moved, after = _run(query.to(working), key.to(working), None, None, None, scale, state)
+        unknown = Report(*[moved.new_zeros(moved.shape[:-2])] * 3)
+        moved, _, again = scored(moved, keys.to(working), unknown, "auto")
+        return moved, after, again
+
+    moved, after, again = transformed(torch.float64 if key.dtype == torch.float64 else torch.float32)
+    if again:
+        moved, after, _ = transformed(torch.float64)
+    own = (x.to(moved.dtype) for x in (keys, values))
+    out = TF.scaled_dot_product_attention(moved, *own, shown, is_causal=seen == 0, scale=1.0)
+    return out.to(value.dtype), (keys, values, after)

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeGuard
 
 import torch
+import torch.nn.functional as TF
 from torch import Tensor, nn
 
 from intention import checks, masks
@@ -147,7 +148,7 @@ def _visible(
     """The (mask, is_causal) of functional: a mask says all there is to say, without one the flag does."""
     known = getattr(mask, "intention_mask", None)
     if known is not None and known.version == _version(mask):  # else the model has changed it
-        return (None, True) if known.seen is None else (known.seen, False)
+        return known.seen, known.is_causal
     if mask is not None:
         return _log_weights(mask), False
     if not is_causal or queries == 1:
@@ -172,9 +173,10 @@ def _log_weights(mask: Tensor) -> Tensor:
 
 
 class Known(NamedTuple):
-    """What a mask of ours says, beside the float that models may add to scores."""
+    """What a mask of ours says, beside the float that models may add to scores: mask and flag of functional."""
 
-    seen: Tensor | None  # bool; None is the causal triangle
+    seen: Tensor | None  # bool; with `is_causal` (B, 1, 1, S), or None where there is no padding
+    is_causal: bool
     version: int  # of the float mask when it was made
 
 
@@ -186,7 +188,11 @@ def _mask(
     batch_size: int,
     q_length: int,
     kv_length: int,
+    q_offset: int | Tensor = 0,
+    kv_offset: int = 0,
     mask_function: Callable[..., Any] = causal_mask_function,
+    attention_mask: Tensor | None = None,
+    local_size: int | None = None,
     allow_is_causal_skip: bool = True,
     allow_is_bidirectional_skip: bool = False,
     dtype: torch.dtype = torch.float32,
@@ -204,7 +210,11 @@ def _mask(
         batch_size=batch_size,
         q_length=q_length,
         kv_length=kv_length,
+        q_offset=q_offset,
+        kv_offset=kv_offset,
         mask_function=mask_function,
+        attention_mask=attention_mask,
+        local_size=local_size,
         # the skip also covers a preallocated cache, longer than its first tokens, where no triangle says it
         allow_is_causal_skip=allow_is_causal_skip and q_length in (1, kv_length),
         allow_is_bidirectional_skip=allow_is_bidirectional_skip,
@@ -215,8 +225,28 @@ def _mask(
     shown = masks.triangle(q_length, kv_length, kwargs.get("device", "cpu")) if seen is None else seen
     shown = shown.expand(batch_size, 1, *shown.shape[-2:])
     out = torch.zeros(shown.shape, dtype=dtype, device=shown.device).masked_fill(~shown, torch.finfo(dtype).min)
-    out.intention_mask = Known(seen, _version(out))  # type: ignore[attr-defined]
+    is_causal = seen is None
+    if seen is not None and q_length > 1 and _from_the_start(q_offset, kv_offset):
+        # a window that holds all keys is no window; what a model combines with causality forbids the skip
+        no_window = allow_is_causal_skip and local_size is not None and kv_length < local_size
+        if mask_function is causal_mask_function or no_window:
+            seen = None if attention_mask is None else _padding(attention_mask, kv_length)
+            is_causal = True
+    out.intention_mask = Known(seen, is_causal, _version(out))  # type: ignore[attr-defined]
     return out
+
+
+def _from_the_start(q_offset: int | Tensor, kv_offset: int) -> bool:
+    """Whether query t is token t, and so is key t; a static cache tells its offset as a tensor."""
+    if isinstance(q_offset, Tensor) and torch.compiler.is_compiling():
+        return False
+    return kv_offset == 0 and bool(q_offset == 0)
+
+
+def _padding(attention_mask: Tensor, keys: int) -> Tensor:
+    """(B, 1, 1, S) from (B, tokens so far); what a cache has room for beyond these is not there."""
+    seen = attention_mask[:, :keys].bool()
+    return TF.pad(seen, (0, keys - seen.shape[1])).unsqueeze(1).unsqueeze(1)
 
 
 def _settings(module: nn.Module, defaults: Settings, heads: int) -> Settings:

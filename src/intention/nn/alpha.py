@@ -173,6 +173,19 @@ def hold_alpha(module: HoldsAlpha, alpha: Alpha, covariance: Covariance, scale: 
     module.alpha = alpha  # type: ignore[assignment]
 
 
+def alpha_repr(module: Any) -> str:
+    """alpha and covariance as a module prints them; an alpha that is a module has a line of its own below."""
+    alpha, covariance = module.alpha, module.covariance
+    if isinstance(alpha, nn.Module):
+        told = type(alpha).__name__
+    elif isinstance(alpha, Tensor):
+        told = f"tensor{tuple(alpha.shape)}" if alpha.numel() > 1 or alpha.is_meta else f"{alpha.item():g}"
+    else:
+        told = str(default_alpha(covariance) if alpha is None else alpha)
+    name = repr(covariance) if isinstance(covariance, str) else getattr(covariance, "__name__", "callable")
+    return f"alpha={told}, covariance={name}"
+
+
 def alpha_of_call(
     alpha: Any, covariance: Covariance, key: Tensor, value: Tensor, counted: Counted, is_causal: bool
 ) -> float | Tensor:

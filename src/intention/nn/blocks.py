@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as TF
 from torch import Tensor, nn
 
+from intention.nn import checks
 from intention.nn.mixers import make_mixer
 from intention.nn.multihead import settings_of
 
@@ -50,6 +51,7 @@ class InformerLayer(nn.TransformerEncoderLayer):
         embed_input: bool = False,
         **options: Any,
     ) -> None:
+        checks.sizes(d_model, nhead)
         place: dict[str, Any] = {"device": device, "dtype": dtype}
         super().__init__(
             d_model,
@@ -118,6 +120,7 @@ class InformerDecoderLayer(nn.TransformerDecoderLayer):
         cross_mixer: str | Callable[..., nn.Module] | None = None,
         **options: Any,
     ) -> None:
+        checks.sizes(d_model, nhead)
         place: dict[str, Any] = {"device": device, "dtype": dtype}
         super().__init__(
             d_model,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -77,6 +78,30 @@ def alpha_per_head(got: tuple[int, ...], heads: int) -> None:
 def attention_module(got: object) -> None:
     if not isinstance(got, nn.MultiheadAttention):
         raise TypeError(f"from_attention needs an nn.MultiheadAttention, got {type(got).__name__}")
+
+
+def sizes(embed_dim: object, num_heads: object) -> None:
+    """Heads share the features among them."""
+    for name, got in (("embed_dim", embed_dim), ("num_heads", num_heads)):
+        if isinstance(got, bool) or not isinstance(got, Integral) or got < 1:
+            raise ValueError(f"{name} must be an integer >= 1, got {got!r}")
+    assert isinstance(embed_dim, Integral)
+    assert isinstance(num_heads, Integral)
+    if embed_dim % num_heads:
+        fits = embed_dim - embed_dim % num_heads
+        raise ValueError(
+            f"embed_dim must be a multiple of num_heads, got {embed_dim} features for {num_heads} heads; use "
+            + (f"embed_dim={fits} or {fits + num_heads}" if fits else f"embed_dim={num_heads}")
+            + ", or another number of heads"
+        )
+
+
+def tokens(tokens: object) -> None:
+    if not isinstance(tokens, Tensor) or tokens.dtype not in (torch.int32, torch.int64):
+        got = tokens.dtype if isinstance(tokens, Tensor) else type(tokens).__name__
+        raise TypeError(f"tokens must be a tensor of int64 or int32 indices of words, got {got}; use .long()")
+    if tokens.dim() != 2:
+        raise ValueError(f"tokens must be (batch, n), got {tuple(tokens.shape)}; use tokens[None] for one sequence")
 
 
 def generation(tokens: Tensor, count: int, temperature: float, top_k: int | None) -> None:

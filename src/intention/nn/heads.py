@@ -15,7 +15,7 @@ from intention.context import Context
 from intention.covariance import Covariance
 from intention.fitting import fit
 from intention.kernels import as_kernel
-from intention.nn.alpha import Alpha, HoldsAlpha, alpha_of_call, hold_alpha, mean_of_points
+from intention.nn.alpha import Alpha, HoldsAlpha, alpha_of_call, alpha_repr, hold_alpha, mean_of_points
 from intention.nn.call import shared_mask, solve, unit_vectors
 from intention.nn.scaling import Scale, check_scale
 
@@ -62,6 +62,9 @@ class Attention(Head):
         checks.scale(scale)
         self.scale = scale
 
+    def extra_repr(self) -> str:
+        return f"scale={self.scale}"
+
     def forward(
         self,
         query: Tensor,
@@ -99,6 +102,9 @@ class LinearAttention(Head):
         super().__init__(embed_query, embed_key, embed_value)
         checks.scale(scale)
         self.scale, self.embed_w = scale, embed_w
+
+    def extra_repr(self) -> str:
+        return f"scale={self.scale}"
 
     def forward(
         self,
@@ -201,6 +207,9 @@ class SigmaIntention(Head, HoldsAlpha):
         self.intercept, self.covariance, self.scale = intercept, covariance, scale
         hold_alpha(self, alpha, covariance, scale)
 
+    def extra_repr(self) -> str:
+        return f"{alpha_repr(self)}, intercept={self.intercept}, scale={self.scale!r}"
+
     def forward(
         self,
         query: Tensor,
@@ -252,7 +261,8 @@ class Intention(Head, HoldsAlpha):
             output that of the values (see docs/nn.md); "attention" is alpha / sqrt(d), with which a large alpha is
             linear attention.
         embed_query, embed_key, embed_value: modules; None is the identity.
-        embed_w: module that acts on w (..., d, k); with an intercept (..., d + 1, k), the last row is the constant.
+        embed_w: module that acts on w (..., d, k); with an intercept (..., d + 1, k), the last row is the prediction at
+            the mean of the keys.
     """
 
     def __init__(
@@ -285,6 +295,10 @@ class Intention(Head, HoldsAlpha):
             )
         if embed_w is not None and self.fitted:
             raise ValueError("embed_w acts on w, which is given by the kernel or the constraints; use one or the other")
+
+    def extra_repr(self) -> str:
+        kernel = None if self.kernel is None else self.kernel.name
+        return f"{alpha_repr(self)}, intercept={self.intercept}, kernel={kernel!r}, scale={self.scale!r}"
 
     @property
     def fitted(self) -> bool:
@@ -320,29 +334,48 @@ class Intention(Head, HoldsAlpha):
         is_causal: bool = False,
         return_w: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """(..., M, k), and with `return_w` also w (..., d, k). Masks and weights as in `functional.intention`."""
+        """(..., M, k), and with `return_w` also w (..., d, k). Masks and weights as in `functional.intention`.
+
+        With an intercept w is (..., d + 1, k), and the last row is the prediction at 0.
+        """
         query, key, value = self.embed(query, key, value)
         if self.fitted:
             context = self._fit(key, value, shared_mask(attn_mask, is_causal), weight)
             return (context(query), context.w) if return_w else context(query)
-        options = {
-            "alpha": self.alpha,
-            "scale": self.scale,
-            "covariance": self.covariance,
-            "weight": weight,
-            "intercept": self.intercept,
-        }
+        options = {"scale": self.scale, "covariance": self.covariance, "weight": weight, "intercept": self.intercept}
         if self.embed_w is None and not return_w:
-            return solve(F.intention, query, key, value, attn_mask, is_causal=is_causal, **options)
+            return solve(F.intention, query, key, value, attn_mask, is_causal=is_causal, alpha=self.alpha, **options)
         attn_mask = shared_mask(attn_mask, is_causal)
-        # w is the prediction at the unit vectors, its constant the prediction at 0
-        w = solve(F.intention, unit_vectors(key, self.intercept), key, value, attn_mask, **options)
         if self.intercept:
-            constant = w[..., -1:, :]
-            w = torch.cat([w[..., :-1, :] - constant, constant], -2)
-            query = torch.cat([query, torch.ones_like(query[..., :1])], -1)
-        w = w if self.embed_w is None else self.embed_w(w)
-        return (query @ w, w) if return_w else query @ w
+            out, w = self._with_constant(query, key, value, attn_mask, options)
+        else:  # w is the prediction at the unit vectors
+            w = solve(F.intention, unit_vectors(key), key, value, attn_mask, alpha=self.alpha, **options)
+            w = w if self.embed_w is None else self.embed_w(w)
+            out = query @ w
+        return (out, w) if return_w else out
+
+    def _with_constant(
+        self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, options: dict[str, Any]
+    ) -> tuple[Tensor, Tensor]:
+        """(q - m) w + c with m the mean of the keys (far from 0, q w and c - m w cancel), and w over c - m w."""
+        dtype = torch.promote_types(torch.promote_types(query.dtype, key.dtype), value.dtype)
+        wide = torch.promote_types(dtype, torch.float32)
+        counted = masks.count(attn_mask, options["weight"], False, key.shape[-2], wide)
+        alpha = alpha_of_call(self.alpha, self.covariance, key, value, counted, False)
+        key, value = (masks.fill(x.to(wide), counted.keep) for x in (key, value))
+        weight = counted.total(wide)
+        share = None if weight is None else weight.unsqueeze(-2)
+        mean, level = mean_of_points(key, share), mean_of_points(value, share)
+        target = value if self.covariance == "within" else value - level  # what is one-hot stays so
+        at = unit_vectors(key, origin=True)
+        found = solve(F.intention, at, key - mean, target, attn_mask, alpha=alpha, read=value, **options)
+        constant = found[..., -1:, :]
+        rows = torch.cat([found[..., :-1, :] - constant, constant if target is value else constant + level], -2)
+        if self.embed_w is not None:
+            rows = self.embed_w(rows.to(dtype)).to(wide)
+        w, constant = rows[..., :-1, :], rows[..., -1:, :]
+        out = (query.to(wide) - mean) @ w + constant
+        return out.to(dtype), torch.cat([w, constant - mean @ w], -2).to(dtype)
 
 
 def _or_identity(module: nn.Module | None) -> nn.Module:

@@ -19,18 +19,18 @@ POSITIONS = ("rotary", "none")
 class Rotary(nn.Module):
     """Rotary positions: pairs of features are turned by angles that grow with the position."""
 
-    speed: Tensor
-
     def __init__(self, d: int, base: float = 10_000.0) -> None:
         super().__init__()
-        self.register_buffer("speed", base ** (-torch.arange(0, d - d % 2, 2) / d), persistent=False)
+        self.d, self.base = d, base
 
     def forward(self, query: Tensor, key: Tensor, seen: int) -> tuple[Tensor, Tensor]:
         """Queries and keys (..., n, d) of the tokens that come after `seen` others."""
-        at = torch.arange(seen, seen + query.shape[-2], device=query.device)
-        angle = at.unsqueeze(-1) * self.speed
-        cos, sin = angle.cos().to(query.dtype), angle.sin().to(query.dtype)
-        return _turned(query, cos, sin), _turned(key, cos, sin)
+        # in bfloat16, which a buffer would be after .bfloat16(), 256 and 257 are the same position
+        place: Any = {"device": query.device, "dtype": torch.promote_types(query.dtype, torch.float32)}
+        speed = self.base ** (-torch.arange(0, self.d - self.d % 2, 2, **place) / self.d)
+        angle = torch.arange(seen, seen + query.shape[-2], **place).unsqueeze(-1) * speed
+        cos, sin = angle.cos(), angle.sin()
+        return _turned(query, cos, sin).to(query.dtype), _turned(key, cos, sin).to(key.dtype)
 
 
 def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -113,6 +113,7 @@ class InformerLM(nn.Module):
 
     def forward(self, tokens: Tensor, before: list[Stream] | None = None) -> tuple[Tensor, list[Stream]]:
         """Logits (batch, n, vocabulary) of what follows each of the tokens (batch, n), and streams to go on with."""
+        checks.tokens(tokens)
         x, streams = self.embed(tokens), []
         for i, layer in enumerate(self.layers):
             x, stream = layer(x, None if before is None else before[i], self.rotate)
@@ -134,16 +135,19 @@ class InformerLM(nn.Module):
         temperature: 0 always takes the most likely token. top_k: only the k most likely ones are drawn.
         """
         checks.generation(tokens, count, temperature, top_k)
-        training = self.training
+        modes = [(module, module.training) for module in self.modules()]
         self.eval()
-        logits, streams = self(tokens)
-        found = [tokens]
-        for i in range(count):
-            following = _draw(logits[:, -1], temperature, top_k, generator)
-            found.append(following)
-            if i + 1 < count:
-                logits, streams = self(following, streams)
-        self.train(training)
+        try:
+            logits, streams = self(tokens)
+            found = [tokens]
+            for i in range(count):
+                following = _draw(logits[:, -1], temperature, top_k, generator)
+                found.append(following)
+                if i + 1 < count:
+                    logits, streams = self(following, streams)
+        finally:
+            for module, training in modes:  # not self.train(): parts of it may be frozen in eval
+                module.training = training
         return torch.cat(found, 1)
 
 

@@ -27,6 +27,9 @@ class Scaled(Multihead):
         checks.scale(scale)
         self.scale = scale
 
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, scale={self.scale}"
+
 
 class MultiheadAttention(Scaled):
     """nn.MultiheadAttention, with a choice of scale and 0 (not NaN) where a query sees nothing.

@@ -13,7 +13,7 @@ from intention import functional as F
 from intention import masks
 from intention.covariance import Covariance, default_alpha, on_keys
 from intention.nn import checks
-from intention.nn.alpha import Alpha, HoldsAlpha, LearnableAlpha, hold_alpha
+from intention.nn.alpha import Alpha, HoldsAlpha, LearnableAlpha, alpha_repr, hold_alpha
 from intention.nn.call import solve
 from intention.nn.scaling import Scale, check_scale, scale_queries
 from intention.streaming import CausalState, sigma_stream
@@ -46,8 +46,9 @@ class Multihead(nn.MultiheadAttention):
 
     has_map = True  # `mix` is linear in the values
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, embed_dim: int, num_heads: int, *args: Any, **kwargs: Any) -> None:
+        checks.sizes(embed_dim, num_heads)
+        super().__init__(embed_dim, num_heads, *args, **kwargs)
         # nn.TransformerEncoderLayer in eval would otherwise compute softmax attention from in_proj_weight itself.
         self._qkv_same_embed_dim = False
 
@@ -55,6 +56,9 @@ class Multihead(nn.MultiheadAttention):
         self._qkv_same_embed_dim = self.in_proj_weight is not None  # which parameters there are
         super()._reset_parameters()
         self._qkv_same_embed_dim = False
+
+    def extra_repr(self) -> str:
+        return f"{self.embed_dim}, {self.num_heads}"
 
     def mix(self, heads: Heads) -> Tensor:
         """(batch, heads, M, k)"""
@@ -331,11 +335,7 @@ class MultiheadIntention(Multihead, HoldsAlpha):
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def extra_repr(self) -> str:
-        alpha = "" if isinstance(self.alpha, nn.Module) else f"alpha={self.alpha}, "
-        return (
-            f"{self.embed_dim}, {self.num_heads}, softmax={self.softmax}, {alpha}covariance={self.covariance!r}, "
-            f"scale={self.scale!r}"
-        )
+        return f"{super().extra_repr()}, softmax={self.softmax}, {alpha_repr(self)}, scale={self.scale!r}"
 
 
 def _taken(mask: Tensor, dtype: torch.dtype) -> Tensor:

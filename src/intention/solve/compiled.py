@@ -16,7 +16,7 @@ from torch.library import custom_op
 from intention.solve import inverse, sequence, transform
 from intention.solve.batch import backward_batch, solve_batch
 from intention.solve.doors import gather_batch, refuse_onnx, scatter_batch
-from intention.solve.ladder import REFINED, pack, unpack
+from intention.solve.ladder import REFINED, Report, pack, unpack, warn_inaccurate
 from intention.solve.problem import Plan, Problem
 from intention.solve.pullback import Needs
 from intention.solve.rows import Points, transform_rows
@@ -168,6 +168,16 @@ def _transform_grad(ctx: Any, grad: Any, *_: Any) -> Any:
     return *(None if x is None else g for x, g in zip(tensors, grads, strict=True)), *(None,) * 5
 
 
+def _watched(rows: Tensor, error: Tensor) -> Tensor:
+    """The rows as they are; says so where their scores are not accurate."""
+    warn_inaccurate(Report(error, error / torch.finfo(rows.dtype).eps, error))
+    return rows.clone(memory_format=torch.contiguous_format)
+
+
+def _watched_batched(info: Any, in_dims: Any, rows: Any, error: Any) -> Any:
+    return torch.ops.intention.watched(rows, error), in_dims[0]
+
+
 def _inverse(
     matrix: Tensor, weight: Opt, alpha: Tensor, gain: Opt, quiet: bool, rounding: float
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -269,4 +279,7 @@ inverse_op = _register("inverse", _inverse, _inverse_fake)
 inverse_op.register_autograd(_inverse_grad, setup_context=_inverse_setup)
 causal_op = _register("causal", _causal, _causal_fake)
 causal_op.register_autograd(_causal_grad, setup_context=_causal_setup)
+watched_op = _register("watched", _watched, lambda rows, _: rows.new_empty(rows.shape))
+watched_op.register_autograd(lambda ctx, grad: (grad, None))
+watched_op.register_vmap(_watched_batched)
 _register("causal_backward", _causal_backward, _causal_backward_fake)

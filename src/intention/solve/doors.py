@@ -16,6 +16,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 # Private to torch but used by autograd.Function itself; without it every call takes the slower, always right way.
 _transforms_active: Callable[[], bool] = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
 _any_autocast: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
+_is_wrapped: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
 _legacy_batched: Callable[[Tensor], bool] = getattr(
     getattr(torch._C, "_functorch", None), "is_legacy_batchedtensor", lambda _: False
 )
@@ -71,6 +72,13 @@ def gradient_free(*tensors: Tensor | None) -> bool:
             if t is not None and t.requires_grad:
                 return False
     return not (_transforms_active() or forward_mode())
+
+
+def look(x: Tensor) -> Tensor:
+    """The values inside what torch.func has wrapped around them, those of a whole vmap at once."""
+    while _is_wrapped(x):
+        x = torch._C._functorch.get_unwrapped(x)
+    return x.detach()
 
 
 def forward_mode() -> bool:
