@@ -11,6 +11,7 @@ from torch import Tensor
 
 SOLVERS = ("auto", "primal", "dual", "qr", "pinv", "float64")
 COVARIANCES = ("ridge", "convex", "within")
+LABELS = "use value.float(), or for class labels torch.nn.functional.one_hot(value).to(key.dtype)"
 
 
 def shape(x: Tensor) -> str:
@@ -31,7 +32,8 @@ def points(query: Tensor, key: Tensor, value: Tensor) -> None:
             raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}; use torch.as_tensor({name})")
         if not x.dtype.is_floating_point:
             raise TypeError(
-                f"{name} must have a floating-point dtype, got {x.dtype}; use {name}.float()"
+                f"{name} must have a floating-point dtype, got {x.dtype}; "
+                + (LABELS if name == "value" and not x.dtype.is_complex else f"use {name}.float()")
                 + (" or split real and imaginary parts" if x.dtype.is_complex else "")
             )
         if x.dim() < 2:
@@ -58,7 +60,8 @@ def fitted_points(key: object, value: object) -> None:
         if not isinstance(x, Tensor):
             raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}; use torch.as_tensor({name})")
         if not x.dtype.is_floating_point:
-            raise TypeError(f"{name} must have a floating-point dtype, got {x.dtype}; use {name}.float()")
+            remedy = LABELS if name == "value" and not x.dtype.is_complex else f"use {name}.float()"
+            raise TypeError(f"{name} must have a floating-point dtype, got {x.dtype}; {remedy}")
     assert isinstance(key, Tensor)
     assert isinstance(value, Tensor)
     points(key, key, value)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from intention.covariance import Rule, class_shares, deviations
+from intention.covariance import Rule, class_shares, deviations, in_live_class
 from intention.lazy import lazy
 from intention.solve import loo
 from intention.solve.doors import eager
@@ -132,7 +132,8 @@ class Dual:
     def _back(self, a: Tensor) -> Tensor:
         """H'a: coefficients of the deviations as coefficients of the points."""
         assert self.labels is not None
-        return a - class_shares(self.labels, self.weight).mT @ (self.labels.mT @ a)
+        own = a if self.weight is None else torch.where(in_live_class(self.labels, self.weight).unsqueeze(-1), a, 0.0)
+        return own - class_shares(self.labels, self.weight).mT @ (self.labels.mT @ a)
 
     @property
     def w(self) -> Tensor:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from intention.solve.doors import eager
+from intention.solve.doors import eager, gradient_free
 
 # Rounding that a sum of products may show: beyond this share of the trace a negative direction is real.
 ROUNDING = 1e-10
@@ -45,6 +45,31 @@ class Stats(NamedTuple):
     def merge(self, other: Stats) -> Stats:
         """The sums of both sets of points."""
         return self._joined(other, 1.0)
+
+    def add(self, key: Tensor, value: Tensor, weight: Tensor | None = None) -> Stats:
+        """The sums with more points."""
+        other = Stats.of(key, value, weight)
+        both = self.merge(other)
+        if weight is None or gradient_free(weight):
+            return both
+        # Points that all count 0 have no mean, but each has a slope: sums around the mean that is there have it
+        #   n + b,   m + s / (n + b),   S + sum w (k - m)(k - m)' - s s' / (n + b)   with s = sum w (k - m)
+        weight = weight.double().unsqueeze(-1)
+        near, level = key.double() - self.mean_key.unsqueeze(-2), value.double() - self.mean_value.unsqueeze(-2)
+        total = torch.where(both.total > 0, both.total, 1.0)[..., None]
+        moved, raised = (weight * near).sum(-2) / total, (weight * level).sum(-2) / total
+        lever = total.unsqueeze(-1) * moved.unsqueeze(-1)
+        slopes = Stats(
+            both.total,
+            self.mean_key + moved,
+            self.mean_value + raised,
+            self.scatter + (weight * near).mT @ near - lever * moved.unsqueeze(-2),
+            self.cross + (weight * near).mT @ level - lever * raised.unsqueeze(-2),
+            both.noise,
+        )
+        none = (other.total == 0) & (self.total > 0)
+        pairs = zip(slopes, both, (0, 1, 1, 2, 2, 1), strict=True)
+        return Stats(*(torch.where(none.reshape(none.shape + (1,) * own), x, y) for x, y, own in pairs))
 
     def remove(self, other: Stats) -> tuple[Stats, Tensor]:
         """The sums of what is left when the points of `other` go, and where they cannot all have been there.
