@@ -247,7 +247,7 @@ def test_both_routes_agree_or_one_says_so(alpha, size):
     key, query = torch.randn(n, d, generator=gen, dtype=D), torch.randn(5, d, generator=gen, dtype=D)
     labels = torch.arange(n) % 2
     if n < d and alpha == 0:  # no class varies along the difference of the means
-        with pytest.raises(ValueError, match="fewer points than features.*route='within'"):
+        with pytest.raises(ValueError, match=r"fewer points than features.*route='within'"):
             lda(key, labels, route="total")
         return
     one, two = (lda(key, labels, alpha=alpha, route=route)(query) for route in ("within", "total"))

@@ -26,8 +26,8 @@ def labelled(key: Tensor, value: Tensor, weight: Tensor | None) -> tuple[Tensor,
         n = key.shape[-2:-1]
         if value.shape[-1:] == n and value.shape[-2:-1] != n:
             raise TypeError(
-                f"labels (..., N) must be integers, got {value.dtype} {tuple(value.shape)}; use labels.long(), or one-hot "
-                "values (..., N, C)"
+                f"labels (..., N) must be integers, got {value.dtype} {tuple(value.shape)}; use labels.long(), or "
+                "one-hot values (..., N, C)"
             )
     checks.fitted_points(key, value)
     checks.float64(key.device)

@@ -262,7 +262,7 @@ class Dual:
         u = (square - taken) / torch.where(alpha > 0, alpha, 1.0)
         u = u if self.weight is None else self.weight * u
         u = torch.where(alpha > 0, u, seen.diagonal(0, -2, -1))
-        # where a point's own square is large beside alpha that cancels, and c w u = 1 - alpha A_ii / w (- w / n) does not
+        # that cancels where the square is large beside alpha; c w u = 1 - alpha A_ii / w (- w / n) does not
         own, there = self._own()
         mass = torch.ones_like(own) if self.weight is None else self.weight
         c = torch.ones_like(alpha) if gain is None else gain[..., None]
