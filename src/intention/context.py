@@ -13,9 +13,10 @@ from intention.covariance import is_named, on_keys
 from intention.dual import Dual
 from intention.functional import Info
 from intention.kept import Kept
+from intention.solve.centring import EPS
 from intention.solve.constrained import Constraint
 from intention.solve.doors import eager
-from intention.solve.stats import EPS, Stats
+from intention.solve.stats import Stats
 
 
 class Context(Kept):

@@ -13,11 +13,11 @@ from torch import Tensor
 from intention.covariance import Rule, class_shares, deviations, in_live_class
 from intention.lazy import lazy
 from intention.solve import loo
+from intention.solve.centring import centred
 from intention.solve.doors import eager
 from intention.solve.inverse import EPS, inverse
 from intention.solve.ladder import DUAL, PINV, Report, warn_inaccurate
 from intention.solve.problem import relative_size
-from intention.solve.stats import centred
 
 
 class Inner:
