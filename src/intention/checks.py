@@ -11,6 +11,7 @@ from torch import Tensor
 
 SOLVERS = ("auto", "primal", "dual", "qr", "pinv", "float64")
 COVARIANCES = ("ridge", "convex", "within")
+LABELS = "use value.float(), or for class labels torch.nn.functional.one_hot(value).to(key.dtype)"
 
 
 def shape(x: Tensor) -> str:
