@@ -272,7 +272,9 @@ def exact_sigma_intention(q, k, v, alpha):
     return shares / shares.sum(-1, keepdim=True) @ v.double()
 
 
-@pytest.mark.parametrize("condition, alpha, size", [(1e6, 0, 1.0), (1e6, 0, 1e-6), (1e5, 1e-9, 1e-5), (3e3, 1e-6, 1.0)])
+@pytest.mark.parametrize(
+    ("condition", "alpha", "size"), [(1e6, 0, 1.0), (1e6, 0, 1e-6), (1e5, 1e-9, 1e-5), (3e3, 1e-6, 1.0)]
+)
 @pytest.mark.parametrize("weighted", [False, True])
 def test_sigma_intention_of_large_scores(condition, alpha, size, weighted):
     """Q Sigma^-1 rounded to float32 would move the scores by up to 1e5."""

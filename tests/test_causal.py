@@ -9,7 +9,7 @@ from torch import Tensor
 import intention
 from intention import causal_intention
 from intention import functional as F
-from intention.solve import causal_batch, decay, sequence, tokenwise
+from intention.solve import causal_batch, decay, rooted, sequence, slopes
 from intention.solve.causal import Tokens
 from intention.solve.sequence import causal
 
@@ -80,6 +80,26 @@ def test_float32_gradients_are_those_of_float64(kind: str, alpha: float, fading:
         assert float((got.double() - want).norm() / want.norm()) < 1e-4
 
 
+def token_by_token(tokens: Tokens, logs: Tensor | None) -> Tensor:
+    """Every fit written out: its matrix and its right side from sums over the tokens it sees."""
+    query, key, value, weight, alpha, gain, gram, cross = tokens
+    n, d = key.shape[1:]
+    total = torch.zeros(key.shape[:2], dtype=D) if logs is None else logs.cumsum(1)
+    outs = []
+    for t in range(n):
+        share = (total[:, t : t + 1] - total[:, : t + 1]).exp().unsqueeze(-1)
+        share = share if weight is None else share * weight[:, : t + 1].unsqueeze(-1)
+        seen, first = key[:, : t + 1], total[:, t].exp().view(-1, 1, 1)
+        sigma = seen.mT @ (share * seen) + (0.0 if gram is None else first * gram)
+        sigma = sigma if gain is None else gain.view(-1, 1, 1) * sigma
+        factor = torch.linalg.inv(sigma + alpha.view(-1, 1, 1) * torch.eye(d, dtype=D))
+        out = query[:, t : t + 1] @ factor
+        if value is not None:
+            out = out @ (seen.mT @ (share * value[:, : t + 1]) + (0.0 if cross is None else first * cross))
+        outs.append(out)
+    return torch.cat(outs, 1)
+
+
 def everything(n: int = 11, d: int = 3, k: int = 2, gamma: float | None = None) -> list[Tensor | None]:
     """The nine tensors of a causal solve, float64, with a weight of 0 and a state."""
     before = torch.randn(2, 4, d, dtype=D)
@@ -106,12 +126,12 @@ def test_blocks_chunks_and_spans_do_not_show(batch: int, values: bool) -> None:
         if not values:
             nine[2] = nine[7] = None
         tokens = Tokens(*nine[:8])  # type: ignore[arg-type]
-        want, _ = tokenwise.tokenwise(tokens, None)
+        want = token_by_token(tokens, None)
         out = causal_batch.solve_causal(tokens)[0]
         torch.testing.assert_close(out, want, atol=1e-10, rtol=1e-9)
         own = Tokens(*(x if x is None else x.clone().requires_grad_() for x in tokens))  # type: ignore[arg-type]
         assert own.gram is not None
-        answers, _ = tokenwise.tokenwise(own._replace(gram=(own.gram + own.gram.mT) / 2), None)
+        answers = token_by_token(own._replace(gram=(own.gram + own.gram.mT) / 2), None)
         grad = torch.randn_like(answers)
         slopes = torch.autograd.grad(answers, [x for x in own if x is not None], grad)
         pulled = causal_batch.pull_causal(grad, tokens)
@@ -140,12 +160,74 @@ def solved(there: list[int], *own: Tensor) -> Tensor:
     return causal(Tokens(*nine[:8]), nine[8])[0]  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("covariance", ["ridge", "convex"])
+@pytest.mark.parametrize("gamma", [None, 0.9])
+def test_every_transform_of_torch(covariance: str, gamma: float | None) -> None:
+    """Of queries, keys, values, weights, alpha (from which a gain is made) and decays, against autograd by hand."""
+    n, d, k = 5, 3, 2
+    decays = [] if gamma is None else [torch.full((n,), gamma, dtype=D)]
+    alpha = torch.tensor(0.3, dtype=D)
+    own = (*torch.randn(2, n, d, dtype=D), torch.randn(n, k, dtype=D), alpha, torch.rand(n, dtype=D), *decays)
+    every = tuple(range(len(own)))
+
+    def call(q: Tensor, k: Tensor, v: Tensor, a: Tensor, w: Tensor, *decay: Tensor) -> Tensor:
+        out = causal_intention(q, k, v, alpha=a, covariance=covariance, weight=w, decay=decay[0] if decay else None)
+        return out.sin()
+
+    def by_hand(q: Tensor, k: Tensor, v: Tensor, a: Tensor, w: Tensor, *decay: Tensor) -> Tensor:
+        gain = (1 - a)[None] if covariance == "convex" else None
+        tokens = Tokens(q[None], k[None], v[None], w[None], a[None], gain, None, None)
+        return token_by_token(tokens, decay[0].log()[None] if decay else None)[0].sin()
+
+    def close(got: object, want: object) -> None:
+        pairs = zip(*(torch.utils._pytree.tree_leaves(x) for x in (got, want)), strict=True)
+        for one, two in pairs:
+            torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-9)
+
+    f = torch.func
+    first = f.jacrev(by_hand, every)(*own)
+    close(f.jacrev(call, every)(*own), first)
+    close(f.jacfwd(call, every)(*own), first)
+    tangents = tuple(torch.randn_like(x) for x in own)
+    close(f.jvp(call, own, tangents), f.jvp(by_hand, own, tangents))
+    second = f.jacrev(f.grad(lambda *x: by_hand(*x).sum(), every), every)(*own)
+    close(f.hessian(lambda *x: call(*x).sum(), every)(*own), second)
+    close(f.jacrev(f.grad(lambda *x: call(*x).sum(), every), every)(*own), second)
+    thrice = (f.grad(f.grad(f.grad(lambda *x, g=g: g(*x).sum(), 3), 3), 3)(*own) for g in (call, by_hand))
+    close(*thrice)
+    twice = [torch.stack([x, 0.9 * x]) for x in own]
+    close(f.vmap(call)(*twice), torch.stack([by_hand(*own), by_hand(*(0.9 * x for x in own))]))
+    close(*(f.vmap(f.grad(lambda *x, g=g: g(*x).sum(), every))(*twice) for g in (call, by_hand)))
+    leaves = [x.clone().requires_grad_() for x in own]
+    grads = torch.randn(7, n, k, dtype=D)
+    close(*(torch.autograd.grad(g(*leaves), leaves, grads, is_grads_batched=True) for g in (call, by_hand)))
+    close(
+        torch.autograd.grad(call(*leaves).sum(), leaves, create_graph=True),
+        f.grad(lambda *x: by_hand(*x).sum(), every)(*own),
+    )
+    close(torch.autograd.functional.hessian(lambda *x: call(*x).sum(), own, vectorize=True), second)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 1e-9])
+def test_transforms_of_what_chunks_do_not_serve(alpha: float) -> None:
+    query, key, value = torch.randn(3, 2, 5, 3, dtype=D)
+
+    def call(k: Tensor) -> Tensor:
+        return causal_intention(query, k, value, alpha=alpha)
+
+    want = torch.autograd.functional.jacobian(call, key)
+    torch.testing.assert_close(torch.func.jacrev(call)(key), want, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(torch.func.jacfwd(call)(key), want, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(torch.func.vmap(call, 0)(torch.stack([key, key]))[1], call(key))
+
+
 @pytest.mark.parametrize("values", [True, False])
 @pytest.mark.parametrize("gamma", [None, 0.97, 0.01])  # chunks; chunks with conjugate gradients; token by token
 def test_derivatives(gamma: float | None, values: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of queries, keys, values, weights, alpha, gain, state and decays: first, second, and forward mode."""
-    monkeypatch.setattr(causal_batch, "FIRST", 4)  # several chunks
-    nine = everything(gamma=gamma)
+    for module, name in ((causal_batch, "FIRST"), (rooted, "LENGTH"), (slopes, "LENGTH")):
+        monkeypatch.setattr(module, name, 3)  # several chunks
+    nine = everything(5, gamma=gamma)
     if not values:
         nine[2] = nine[7] = None
     there = [i for i, x in enumerate(nine) if x is not None]
@@ -155,7 +237,7 @@ def test_derivatives(gamma: float | None, values: bool, monkeypatch: pytest.Monk
         return solved(there, *own)
 
     assert torch.autograd.gradcheck(call, own)
-    assert torch.autograd.gradgradcheck(call, own)
+    assert torch.autograd.gradgradcheck(call, [x[:1].detach().requires_grad_() for x in own])
     assert torch.autograd.gradcheck(call, own, check_forward_ad=True, check_backward_ad=False)
     twice = [torch.stack([x, x]) for x in own]
     torch.testing.assert_close(torch.func.vmap(call)(*twice)[1], call(*own))
@@ -263,7 +345,7 @@ def test_all_ways_to_forget_agree(gamma: float, size: int) -> None:
     """Chunks of 64 to 8 tokens, and token by token."""
     tokens = Tokens(*everything(n=100)[:8])  # type: ignore[arg-type]
     logs = torch.full((2, 100), gamma, dtype=D).log()
-    want, _ = tokenwise.tokenwise(tokens, logs)
+    want = token_by_token(tokens, logs)
     torch.testing.assert_close(causal(tokens, logs)[0], want, rtol=1e-10, atol=1e-10)
     assert decay.length(logs, 100) == size
 

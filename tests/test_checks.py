@@ -5,6 +5,7 @@ import re
 import pytest
 import torch
 
+import intention
 from intention import functional as F
 
 CALLS = ["attention", "linear_attention", "intention", "sigma_intention"]
@@ -198,3 +199,31 @@ def test_the_usual_padding_mask_gets_its_remedy():
     q, k, v = draw(lead=(4, 2))
     with says(ValueError, "got (4, 7)", "mask[:, None, None, :]"):
         F.intention(q, k, v, torch.ones(4, 7, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_labels_as_values(call):
+    q, k, _ = draw()
+    labels = torch.arange(7) % 3
+    with says(TypeError, "value", "floating-point", "int64", "one_hot(value, C)", "value.float()"):
+        getattr(F, call)(q, k, labels)
+    with says(TypeError, "value", "int64", "one_hot(value, C)"):
+        intention.fit(k, labels)
+
+
+@pytest.mark.parametrize("call", SOLVED)
+def test_a_number_as_weight(call):
+    q, k, v = draw()
+    with says(TypeError, "weight must be a torch.Tensor (..., N)", "got float", "torch.full((7,), w)"):
+        getattr(F, call)(q, k, v, weight=1.0)
+
+
+@pytest.mark.parametrize("call", SOLVED)
+def test_weights_of_grouped_heads(call):
+    q, k, v = torch.randn(2, 6, 11, 3), torch.randn(2, 2, 7, 3), torch.randn(2, 2, 7, 5)
+    for heads in (1, 2, 6):
+        assert getattr(F, call)(q, k, v, weight=torch.rand(2, heads, 7), enable_gqa=True).shape == (2, 6, 11, 5)
+    with says(ValueError, "query head (6)", "key head (2)", "got shape (2, 3, 7)"):
+        getattr(F, call)(q, k, v, weight=torch.rand(2, 3, 7), enable_gqa=True)
+    with says(ValueError, "must broadcast", "(2,)", "(3,)"):
+        getattr(F, call)(q, k, v, weight=torch.rand(3, 2, 7), enable_gqa=True)

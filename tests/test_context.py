@@ -450,3 +450,100 @@ def test_covariances_of_their_own_in_torch_func_and_compile(shape, covariance):
     compiled = torch.compile(call, fullgraph=True)
     close(torch.autograd.grad(compiled(key, value, query).square().sum(), key)[0], slope, 1e-10)
     assert torch.autograd.gradcheck(call, (key, value, query))
+
+
+def minimum_norm(key, value, weight, query):
+    """One formula: the pseudo-inverse of centred points, whose rounding, that of the keys as they came, is no direction."""
+    root = torch.ones_like(key[:, :1]) if weight is None else weight.sqrt().unsqueeze(-1)
+    share = root.square() / root.square().sum()
+    mean_key, mean_value = (share * key).sum(0), (share * value).sum(0)
+    x = root * (key - mean_key)
+    x = x - root * (root * x).sum(0) / root.square().sum()
+    u, s, vt = torch.linalg.svd(x, full_matrices=False)
+    noise = 4 * torch.finfo(D).eps * vt.abs() @ (root * key).norm(dim=0)
+    kept = s > torch.maximum(noise, 1e-14 * s.max())
+    w = vt.mT @ (torch.where(kept, 1 / s, 0.0).unsqueeze(-1) * (u.mT @ (root * (value - mean_value))))
+    return w, (query - mean_key) @ w + mean_value
+
+
+@pytest.mark.parametrize("kept", ["points", "sums", "added", "gradient"])
+@pytest.mark.parametrize("shape", [(23, 5), (3, 7), (7, 7), (2, 3)])
+@pytest.mark.parametrize("offset", [0.0, 1e4, 1e6])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_rounding_of_a_mean_is_no_direction(kept, shape, offset, weighted):
+    """alpha = 0 with an intercept: constant, repeated and summed columns, and points that do not count."""
+    (n, d), gen = shape, torch.Generator().manual_seed(31)
+    key = torch.randn(n, d, generator=gen, dtype=D) + offset
+    key[:, 0], key[:, 2] = 0.1, key[:, 1]
+    value, query = torch.randn(n, 2, generator=gen, dtype=D), torch.randn(5, d, generator=gen, dtype=D) + offset
+    weight = torch.rand(n, generator=gen, dtype=D) if weighted else None
+    if weight is not None:
+        weight[1] = 0
+        key[1, 0] = 7.0  # not constant, were it there
+    options = {"alpha": 0, "weight": weight, "intercept": True}
+    w, want = minimum_norm(key, value, weight, query)
+    if kept == "gradient":
+        key = key.requires_grad_()
+    if kept == "added":
+        parts = [None, None] if weight is None else [weight[:1], weight[1:]]
+        ctx = intention.fit(key[:1], value[:1], **options | {"weight": parts[0]}).add(key[1:], value[1:], parts[1])
+    else:
+        ctx = intention.fit(key, value, **options, keep_points=kept != "sums")
+    close(ctx(query), want.detach(), 1e-6)
+    assert (ctx.w - w).abs().max() < 1e-6 * (1e-3 + w.abs().max())
+    assert (ctx.w[0] == 0).all()
+    if kept == "gradient":
+        (grad,) = torch.autograd.grad(ctx(query).sum(), key)
+        (also,) = torch.autograd.grad(F.intention(query, key, value, **options).sum(), key)
+        close(grad, also, 1e-6)
+
+
+@pytest.mark.parametrize("constant", [1.0, 0.1, 1e5 / 3])
+@pytest.mark.parametrize("dtype", [torch.float32, D])
+def test_nothing_but_a_constant(constant, dtype):
+    key, value = torch.full((19, 1), constant, dtype=dtype), torch.randn(19, 2, dtype=dtype)
+    for n in (0, 5):
+        ctx = intention.fit(key[n:], value[n:], alpha=0, intercept=True).add(key[:n], value[:n])
+        for fitted in (ctx, ctx.without_points(), ctx.remove(key[:3], value[:3]).add(key[:3], value[:3])):
+            assert (fitted.w == 0).all()
+            torch.testing.assert_close(fitted(key[:1]), value.mean(0, keepdim=True))
+        left = ctx.without_points().remove(key[:3], value[:3])  # points that are there
+        torch.testing.assert_close(left(key[:1]), value[3:].mean(0, keepdim=True))
+        assert (left.remove(key[3:], value[3:])(key[:1]) == 0).all()
+
+
+@pytest.mark.parametrize("covariance", ["ridge", "convex"])
+@pytest.mark.parametrize("intercept", [False, True])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(("n", "d"), [(5, 11), (11, 5)])
+@pytest.mark.parametrize("offset", [1.0, 1e4, 1e5])
+def test_leverage_and_variance_do_not_cancel(covariance, intercept, weighted, n, d, offset):
+    """Far from 0, from the singular values of the points: sums of positive numbers."""
+    gen = torch.Generator().manual_seed(11)
+    key, value = torch.randn(n, d, generator=gen, dtype=D) + offset, torch.randn(n, 2, generator=gen, dtype=D)
+    query = torch.randn(7, d, generator=gen, dtype=D) + offset
+    weight = torch.rand(n, generator=gen, dtype=D) if weighted else None
+    mass = torch.ones(n, dtype=D) if weight is None else weight
+    if weight is not None:
+        weight[2] = 0
+    alpha = 0.5
+    ctx = intention.fit(key, value, alpha, weight, intercept, covariance)
+    mean = (mass.unsqueeze(-1) * key).sum(0) / mass.sum() if intercept else torch.zeros(d, dtype=D)
+    gain = 1 - alpha if covariance == "convex" else 1.0
+    u, s, vt = torch.linalg.svd(mass.sqrt().unsqueeze(-1) * (key - mean), full_matrices=True)
+    s = torch.cat([s, s.new_zeros(d - len(s))])
+    sigma, r = gain * s.square() + alpha, min(n, d)
+    leverage = u[:, :r].square() @ (s.square() / sigma)[:r] + (mass / mass.sum() if intercept else 0.0)
+    variance = ((query - mean) @ vt.mT).square() @ (alpha / sigma) + (alpha / gain / mass.sum() if intercept else 0.0)
+    close(ctx.leverage(), leverage, 1e-5)
+    close(ctx.variance(query), variance, 1e-5)
+
+
+def test_sums_after_a_removal_may_be_singular():
+    """What is left has fewer directions than the keys; rounding in the others is neither an error nor a direction."""
+    gen = torch.Generator().manual_seed(3)
+    for offset, n in ((0.0, 1), (1e3, 2), (1e3, 3)):
+        key, value = torch.randn(n, 5, generator=gen, dtype=D) + offset, torch.randn(n, 2, generator=gen, dtype=D)
+        more = torch.randn(3, 5, generator=gen, dtype=D) + offset, torch.randn(3, 2, generator=gen, dtype=D)
+        sums = intention.fit(key, value, alpha=0, intercept=True, keep_points=False)
+        close(sums.add(*more).remove(*more)(key), value, 1e-6)

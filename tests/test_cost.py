@@ -73,3 +73,14 @@ def test_import_needs_torch_alone_and_little_time():
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert set(eval(found)) <= {"intention", "torch"}
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_causal_linear_attention_makes_no_matrix_of_tokens(masked):
+    """O(N) time and memory: no tensor is larger than the inputs, one chunk aside."""
+    n, d = 16384, 16
+    q, k, v = (torch.randn(1, n, d) for _ in range(3))
+    mask = (torch.arange(n) % 3 > 0).expand(1, 1, n) if masked else None
+    with Peak() as made:
+        F.linear_attention(q, k, v, mask, is_causal=True)
+    assert made.largest <= 64 * n

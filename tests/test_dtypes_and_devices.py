@@ -10,6 +10,7 @@ from intention import functional as F
 from intention.solve import batch, ladder, ridge, rows, transform
 from intention.solve.problem import Plan, Problem
 from intention.solve.pullback import Needs
+from intention.streaming import sigma_stream
 
 CALLS = ["attention", "linear_attention", "intention", "sigma_intention"]
 SOLVED = ["intention", "sigma_intention"]
@@ -223,3 +224,73 @@ def test_a_device_without_float64_falls_back_to_qr(monkeypatch):
     assert (out.double() - want).norm() < 1e-3 * want.norm()
     got = torch.autograd.grad(out.sum(), k)[0]
     assert (got.double() - torch.autograd.grad(want.sum(), exact)[0]).norm() < 1e-2 * got.norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"is_causal": True},
+        {"mask": True},
+        {"weight": True},
+        {"intercept": True},
+        {"intercept": True, "is_causal": True},
+        {"covariance": "within"},
+        {"covariance": "within", "is_causal": True},
+        {"covariance": lambda key, value, weight: key.mT @ key + torch.eye(13, dtype=key.dtype)},
+    ],
+)
+@pytest.mark.parametrize("shape", [(29, 29, 13, 3), (11, 11, 13, 3)])
+@pytest.mark.parametrize("grad", [False, True])
+def test_scores_are_never_in_half_precision(dtype, options, shape, grad):
+    """Half inputs and autocast: what is wrong is the rounding of the output."""
+    q, k, v = draw(shape, lead=(3,), dtype=dtype)
+    n, options = shape[0], dict(options)
+    if options.get("covariance") == "within":
+        v = torch.eye(3, dtype=dtype)[torch.arange(n) % 3].expand(3, n, 3)
+    if options.pop("mask", None):
+        options["attn_mask"] = torch.rand(n, n) < 0.6
+    if options.pop("weight", None):
+        options["weight"] = (torch.rand(n) * (torch.arange(n) % 3 > 0)).requires_grad_(grad)
+    want = F.sigma_intention(q.double(), k.double(), v.double(), alpha=0.01, **options)
+    q, k = q.requires_grad_(grad), k.requires_grad_(grad)
+    out = F.sigma_intention(q, k, v, alpha=0.01, **options)
+    torch.testing.assert_close(out, want.to(dtype), rtol=torch.finfo(dtype).eps, atol=1e-6)
+    with torch.autocast("cpu", dtype):
+        out = F.sigma_intention(query=q.float(), key=k.float(), value=v.float(), alpha=0.01, **options)
+    assert out.dtype == torch.float32
+    assert (out - want).norm() < 1e-5 * want.norm()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_linear_attention_is_not_in_half_precision_under_autocast(causal):
+    q, k, v = draw((29, 29, 13, 3))
+    want = F.linear_attention(q, k, v, is_causal=causal)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(F.linear_attention(q, k, v, is_causal=causal), want)
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("rows", [1, 17])
+def test_masks_of_another_precision(call, dtype, rows):
+    """torch's own attention reads a float32 mask beside float64 queries as something else."""
+    q, k, v = draw((17, 17, 8, 8), (3, 1), dtype)  # as many values as features: the fused kernel of torch
+    mask = torch.randn(rows, 17)
+    want = getattr(F, call)(q, k, v, mask.to(dtype), scale=0.5)
+    for other in (torch.float32, torch.float64):
+        torch.testing.assert_close(getattr(F, call)(q, k, v, mask.to(other), scale=0.5), want)
+    want = getattr(reference, call)(q.double(), k.double(), v.double(), mask=mask.double(), scale=0.5)
+    torch.testing.assert_close(getattr(F, call)(q, k, v, mask, scale=0.5).double(), want, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_sigma_stream_in_half_precision(dtype):
+    q, k, v = draw((31, 31, 13, 3), dtype=dtype)
+    wide = [x.double() for x in (q, k, v)]
+    want, _ = sigma_stream(*wide, torch.tensor(0.01), "ridge", None, None)
+    first, memory = sigma_stream(*(x[..., :23, :] for x in (q, k, v)), torch.tensor(0.01), "ridge", None, None)
+    last, _ = sigma_stream(*(x[..., 23:, :] for x in (q, k, v)), torch.tensor(0.01), "ridge", None, memory)
+    out = torch.cat([first, last], -2)
+    torch.testing.assert_close(out, want.to(dtype), rtol=torch.finfo(dtype).eps, atol=1e-6)

@@ -5,7 +5,7 @@ import torch
 
 import reference
 from intention import functional as F
-from intention import per_query
+from intention import naive, per_query
 from intention.solve import causal_batch, each
 
 CALLS = ["attention", "linear_attention", "intention", "sigma_intention"]
@@ -356,3 +356,80 @@ def test_dropout_zero_changes_nothing_and_seeds_repeat(call):
     torch.manual_seed(3)
     assert torch.equal(first, f(q, k, v, dropout_p=0.5))
     assert not torch.equal(first, f(q, k, v))
+
+
+@pytest.mark.parametrize("alpha", [0.01, 1e-4])
+@pytest.mark.parametrize("shape", [(8, 5, 16, 3), (13, 5, 3, 2)])
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"attn_mask": True}, {"intercept": True}])
+def test_a_weight_of_zero_leaves_a_point_out_of_the_softmax(alpha, shape, options):
+    """Whether or not its derivative is wanted; scores of points that are not there may be anything."""
+    n = shape[0]
+    q, k, v = draw(shape, lead=())
+    there = torch.arange(n) < n - 3
+    options = dict(options)
+    if options.pop("attn_mask", None):
+        options["attn_mask"] = torch.randn(shape[1], n, dtype=torch.float64)
+    weight = there.double()
+    kept = {name: x[:, there] if name == "attn_mask" else x for name, x in options.items()}
+    want = F.sigma_intention(q, k[there], v[there], alpha=alpha, **kept)
+    for grad in (False, True):
+        got = F.sigma_intention(q, k, v, alpha=alpha, weight=weight.clone().requires_grad_(grad), **options)
+        torch.testing.assert_close(got, want)
+    narrow = [x.float() for x in (q, k, v)]
+    options = {name: x.float() if name == "attn_mask" else x for name, x in options.items()}
+    got = F.sigma_intention(*narrow, alpha=alpha, weight=weight.float().requires_grad_(), **options)
+    torch.testing.assert_close(got, want.float(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_derivatives_of_a_weight_at_zero(causal):
+    """sum w exp(s) v / sum w exp(s) has derivatives of any order at w = 0."""
+    q, k, v = draw((7, 7, 3, 2), lead=())
+    weight = torch.tensor([1.0, 0.0, 2.0, 0.0, 0.5, 1.0, 0.0], dtype=torch.float64)
+
+    def loss(w):
+        return F.sigma_intention(q, k, v, alpha=0.1, weight=w, is_causal=causal).square().sum()
+
+    def formula(w):
+        shown = torch.ones(7, 7, dtype=w.dtype).tril() if causal else torch.ones(7, 7, dtype=w.dtype)
+        counts = (shown * w).unsqueeze(1)  # (query, 1, N)
+        sigma = (k.mT * counts) @ k + 0.1 * torch.eye(3, dtype=w.dtype)
+        return naive.sigma_intention(q.unsqueeze(1), k, v, sigma, counts.squeeze(1)).square().sum()
+
+    torch.testing.assert_close(torch.func.grad(loss)(weight), torch.func.grad(formula)(weight))
+    if not causal:
+        torch.testing.assert_close(torch.func.hessian(loss)(weight), torch.func.hessian(formula)(weight))
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_leaf_of_stride_zero_gets_the_gradient_of_every_row(call):
+    q, k, v = draw(lead=())
+    row = torch.randn(1, 7, dtype=torch.float64)
+
+    def slope(mask):
+        return torch.autograd.grad(getattr(F, call)(q, k, v, mask).square().sum(), mask)[0]
+
+    leaf = row.expand(11, 7).detach().requires_grad_()
+    assert leaf.stride(0) == 0
+    torch.testing.assert_close(slope(leaf), slope(row.expand(11, 7).clone().requires_grad_()))
+    torch.testing.assert_close(slope(leaf).sum(0, keepdim=True), slope(row.clone().requires_grad_()))
+
+
+@pytest.mark.parametrize("sizes", [(131, 131), (131, 97), (97, 131), (5, 3), (1, 1)])
+@pytest.mark.parametrize("kind", [None, "bool", "float"])
+@pytest.mark.parametrize("groups", [1, 3])
+def test_causal_linear_attention_in_chunks(sizes, kind, groups):
+    m, n = sizes
+    q, k, v = draw((n, m, 5, 3), lead=(2, 2), grad=True)
+    q = torch.randn(2, 2 * groups, m, 5, dtype=torch.float64, requires_grad=True)
+    mask = None if kind is None else torch.randn(2, 1, 1, n, dtype=torch.float64)
+    mask = mask > 0 if kind == "bool" and mask is not None else mask
+    got = F.linear_attention(q, k, v, mask, is_causal=True, scale=0.5, enable_gqa=groups > 1)
+    counts = 1.0 if mask is None else mask.double() if kind == "bool" else mask.exp()
+    shared = [x.repeat_interleave(groups, 1) for x in (k, v)]
+    want = 0.5 * ((q @ shared[0].mT).tril() * counts) @ shared[1]
+    torch.testing.assert_close(got, want)
+    upstream = torch.randn_like(want)
+    torch.testing.assert_close(
+        torch.autograd.grad(got, (q, k, v), upstream), torch.autograd.grad(want, (q, k, v), upstream)
+    )

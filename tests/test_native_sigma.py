@@ -43,6 +43,22 @@ def truth(*args: Tensor, **options: object) -> Tensor:
     return in_torch(*(x.double() for x in args), **options)
 
 
+def written_out(
+    query: Tensor, key: Tensor, value: Tensor, alpha: float | Tensor, covariance: str = "ridge", scale: float = 1.0
+) -> Tensor:
+    """The formula in float64, by the eigenvectors of the smaller Gram."""
+    query, key, value = query.double(), key.double(), value.double()
+    alpha = torch.as_tensor(alpha).double()[..., None, None]
+    gain = 1 - alpha if covariance == "convex" else 1.0
+    if key.shape[-2] < key.shape[-1]:
+        gram = gain * (key @ key.mT) + alpha * torch.eye(key.shape[-2], dtype=torch.float64)
+        scores = torch.linalg.solve(gram, key @ query.mT).mT
+    else:
+        sigma = gain * (key.mT @ key) + alpha * torch.eye(key.shape[-1], dtype=torch.float64)
+        scores = torch.linalg.solve(sigma, query.mT).mT @ key.mT
+    return torch.softmax(scores * scale, -1) @ value
+
+
 def served(query: Tensor, key: Tensor, value: Tensor, alpha: float = 1.0) -> bool:
     """Whether the kernel answers, or leaves the call to torch."""
     flat = [x.reshape(-1, *x.shape[-2:]) for x in (query, key, value)]
@@ -229,16 +245,122 @@ def test_infinite_scores():
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4, equal_nan=True)
 
 
-def test_hard_fits_go_the_other_way(counted):
+def test_hard_fits_are_done_in_double(counted):
     q, k, v = make(60, 20, 12, 4, lead=(5,))
     k = k * torch.logspace(0, -2, 12)
     alpha = torch.tensor([1.0, 1.0, 1.0, 1e-2, 1.0])
     out, info = sigma_intention(q, k, v, alpha=alpha, return_info=True)
-    assert counted == [False]
+    assert counted == [True]
     expected, told = in_torch(q, k, v, alpha=alpha, return_info=True)
     assert torch.equal(info.route, told.route)
     assert info.route[3] != info.route[0]
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
+    assert distance(out, written_out(q, k, v, alpha)) < TOLERANCE[torch.float32]
+
+
+DUAL_SHAPES = [  # N < d: lone rows, both sides of every block (16, 192) and of every register, many features
+    *((1, 3, 5, 2), (2, 1, 3, 1), (5, 7, 11, 3), (7, 16, 13, 9), (16, 17, 64, 5), (17, 16, 64, 64), (10, 10, 64, 64)),
+    *((50, 50, 64, 64), (63, 65, 67, 7), (25, 75, 640, 5), (65, 1, 130, 3), (193, 20, 300, 9), (300, 130, 401, 3)),
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", DUAL_SHAPES)
+def test_fewer_points_than_features(shape, dtype, counted):
+    q, k, v = make(*shape, dtype)
+    out, info = sigma_intention(q, k, v, return_info=True)
+    assert counted == [True]
+    assert distance(out, written_out(q, k, v, 1.0)) < TOLERANCE[dtype]
+    assert (info.route == F.ROUTES.index("dual")).all()
+    with library.off():
+        _, told = sigma_intention(q, k, v, return_info=True)
+    torch.testing.assert_close(info.condition, told.condition, rtol=0.2, atol=0)  # lower bounds
+
+
+def hard(n: int, d: int, kind: str, lead: tuple[int, ...] = (3,)) -> tuple[Tensor, Tensor, Tensor]:
+    """Keys of full rank, of low rank up to a millionth, or of very different lengths."""
+    gen = torch.Generator().manual_seed(n + 7 * d)
+    q, k, v = (torch.randn(*lead, *s, generator=gen) for s in ((23, d), (n, d), (n, 5)))
+    if kind == "low rank":
+        k = k[..., :3] @ torch.randn(3, d, generator=gen) + 1e-3 * k
+    elif kind == "lengths":
+        k = k * torch.logspace(0, -3, n).unsqueeze(-1)
+    return q, k, v
+
+
+HARD = [
+    (n, d, kind)
+    for n, d in ((61, 64), (64, 64), (67, 64), (13, 17), (17, 17), (19, 17), (131, 17), (5, 67))
+    for kind in ("full", "low rank", "lengths")
+]
+
+
+@pytest.mark.parametrize("alpha", [1e-6, 1e-4, 1e-2, 0.1])
+@pytest.mark.parametrize(("n", "d", "kind"), HARD)
+def test_hard_conditions(n, d, kind, alpha, counted):
+    q, k, v = hard(n, d, kind)
+    out, info = sigma_intention(q, k, v, alpha=alpha, return_info=True)
+    assert counted == [True]
+    assert distance(out, written_out(q, k, v, alpha)) < 1e-5
+    assert info.error.amax() < 1e-4
+
+
+def test_long_scores_are_made_in_double(counted):
+    """The factor is good, and yet rounding Q Sigma^-1 to float32 would move scores of thousands."""
+    for n, d in ((40, 16), (11, 16)):
+        q, k, v = make(n, 30, d, 3, size=3e3)
+        out, info = sigma_intention(q, k, v, return_info=True)
+        assert (info.route == F.ROUTES.index("float64")).all()
+        assert distance(out, written_out(q, k, v, 1.0)) < 1e-6
+    assert counted == [True] * 2
+
+
+def test_what_double_cannot_do_goes_on_to_torch(counted):
+    """alpha = 0 and dependent keys; one such element takes the whole call along."""
+    q, k, v = make(13, 7, 5, 3, lead=(4,))
+    k[2, :, 1] = k[2, :, 0]
+    alpha = torch.tensor([1.0, 0.0, 0.0, 1.0])
+    out, info = sigma_intention(q, k, v, alpha=alpha, return_info=True)
+    assert counted == [False]
+    assert info.route[2] == F.ROUTES.index("pinv")
+    with library.off():
+        torch.testing.assert_close(out, sigma_intention(q, k, v, alpha=alpha), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("alpha", [1e-2, 1e-5, 1e-8])
+def test_hard_conditions_of_float64(alpha, counted):
+    """Beyond a ratio of 1e4 a refinement step makes up for the condition."""
+    for n, d in ((19, 17), (13, 17)):
+        q, k, v = (x.double() for x in hard(n, d, "lengths"))
+        out, info = sigma_intention(q, k, v, alpha=alpha, return_info=True)
+        assert distance(out, written_out(q, k, v, alpha)) < 1e-7
+        assert info.error.amax() < 1e-8
+    assert counted == [True] * 2
+
+
+@pytest.mark.parametrize("n", [200, 29])
+def test_hard_parts_of_a_split_element(n):
+    """One element, split for two threads: the long queries are all in its second half."""
+    q, k, v = make(n, 300, 31, 5, lead=(1,))
+    q[:, 150:] *= 1e3
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        out, info = sigma_intention(q, k, v, return_info=True)
+    finally:
+        torch.set_num_threads(before)
+    assert info.route.tolist() == [F.ROUTES.index("float64")]
+    assert distance(out, written_out(q, k, v, 1.0)) < TOLERANCE[torch.float32]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_has_scores_in_float32(dtype, counted):
+    q, k, v = (x.to(dtype) for x in make(40, 20, 8, 5))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = sigma_intention(q, k, v, alpha=0.01)
+    assert out.dtype == dtype
+    assert counted == [True]
+    assert distance(out, written_out(q, k, v, 0.01)) < torch.finfo(dtype).eps
 
 
 def test_values_that_are_not_allowed():
@@ -259,15 +381,16 @@ def test_what_the_kernel_leaves_to_torch(counted):
     sigma_intention(q, k, v, covariance=lambda key, *_: key.mT @ key)
     for solver in ("primal", "dual", "float64"):
         sigma_intention(q, k, v, solver=solver)
-    sigma_intention(q, k[:, :7], v[:, :7])
-    sigma_intention(q.half(), k.half(), v.half())
-    with torch.autocast("cpu"):
-        sigma_intention(q, k, v)
     torch.func.vmap(sigma_intention)(q, k, v)
     assert counted == []
     wide = make(520, 3, 513, 2)
     sigma_intention(*wide)
     assert counted == [False]
+    sigma_intention(q, k[:, :7], v[:, :7])
+    sigma_intention(q.half(), k.half(), v.half())
+    with torch.autocast("cpu"):
+        sigma_intention(q, k, v)
+    assert counted == [False, True, True, True]
 
 
 def test_derivatives_and_transforms_go_on_as_before():

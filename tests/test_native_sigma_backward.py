@@ -8,7 +8,7 @@ from torch.utils.checkpoint import checkpoint
 from intention.functional import sigma_intention
 from intention.solve import sigma as door
 from intention.solve.native import library
-from test_native_sigma import DTYPES, SHAPES, distance, make
+from test_native_sigma import DTYPES, DUAL_SHAPES, HARD, SHAPES, distance, hard, make, written_out
 
 pytestmark = pytest.mark.skipif(library.library() is None, reason="no compiled kernels")
 
@@ -190,15 +190,112 @@ def test_an_input_that_was_changed_is_noticed():
         out.sum().backward()
 
 
-def test_hard_fits_go_the_other_way(pulled):
+def test_hard_fits_are_done_in_double(pulled):
     q, k, v = make(60, 20, 12, 4, lead=(5,))
     k = k * torch.logspace(0, -2, 12)
     alpha = torch.tensor([1.0, 1.0, 1.0, 1e-2, 1.0], requires_grad=True)
     upstream = torch.randn(5, 20, 4)
     found, wanted = gradients([q, k, v], upstream, alpha=alpha), expected([q, k, v], upstream, alpha=alpha)
-    assert pulled == []
+    assert pulled == [True]
     for a, b in zip(found, wanted, strict=True):
         assert distance(a, b) < 1e-4
+
+
+def of_the_formula(inputs: list[Tensor], upstream: Tensor, alpha: Tensor, **options: object) -> list[Tensor]:
+    leaves = [x.detach().double().requires_grad_() for x in (*inputs, alpha)]
+    out = written_out(*leaves, **options)  # type: ignore[arg-type]
+    return list(torch.autograd.grad(out, leaves, upstream.double()))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("covariance", ["ridge", "convex"])
+@pytest.mark.parametrize("shape", DUAL_SHAPES)
+def test_fewer_points_than_features(shape, covariance, dtype, pulled):
+    inputs = make(*shape, dtype)
+    alpha = torch.tensor([0.4, 0.6, 0.8], dtype=dtype, requires_grad=True)
+    upstream = torch.randn(3, shape[1], shape[3], dtype=dtype)
+    found = gradients(inputs, upstream, alpha=alpha, covariance=covariance, scale=0.7)
+    assert pulled == [True]
+    wanted = of_the_formula(inputs, upstream, alpha, covariance=covariance, scale=0.7)
+    if shape[0] == 1:  # one key: the share is 1 whatever the score
+        found, wanted = found[2:3], wanted[2:3]
+    same(found, wanted, dtype)
+
+
+@pytest.mark.parametrize("alpha", [1e-6, 1e-4, 1e-2, 0.1])
+@pytest.mark.parametrize(("n", "d", "kind"), HARD)
+def test_hard_conditions(n, d, kind, alpha, pulled):
+    inputs = hard(n, d, kind)
+    each = alpha * torch.tensor([1.0, 1.5, 2.0])
+    upstream = torch.randn(3, 23, 5)
+    found = gradients(inputs, upstream, alpha=each.requires_grad_())
+    assert pulled == [True]
+    for i, (a, b) in enumerate(zip(found, of_the_formula(inputs, upstream, each), strict=True)):
+        assert distance(a, b) < 3e-5, i
+
+
+@pytest.mark.parametrize("alpha", [1e-2, 1e-5, 1e-8])
+def test_hard_conditions_of_float64(alpha, pulled):
+    for n, d in ((19, 17), (13, 17)):
+        inputs = [x.double() for x in hard(n, d, "lengths")]
+        each, upstream = torch.full((3,), alpha, dtype=torch.float64), torch.randn(3, 23, 5, dtype=torch.float64)
+        found = gradients(inputs, upstream, alpha=each.requires_grad_())
+        for i, (a, b) in enumerate(zip(found, of_the_formula(inputs, upstream, each), strict=True)):
+            assert distance(a, b) < 1e-6, i
+    assert pulled == [True] * 2
+
+
+@pytest.mark.parametrize("n", [200, 29])
+def test_hard_parts_of_a_split_element(n, pulled):
+    inputs = make(n, 300, 31, 5, lead=(1,))
+    inputs[0][:, 150:] *= 1e2
+    alpha, upstream = torch.tensor([0.6], requires_grad=True), torch.randn(1, 300, 5)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        found = gradients(inputs, upstream, alpha=alpha)
+    finally:
+        torch.set_num_threads(before)
+    assert pulled == [True]
+    same(found, of_the_formula(inputs, upstream, alpha), torch.float32)
+
+
+@pytest.mark.parametrize("n", [19, 11])
+def test_every_order_of_hard_fits(n):
+    """In float32 with what double made: second derivatives must know that, too."""
+    inputs = hard(n, 17, "full", lead=(2,))
+    alpha = torch.tensor([1e-3, 2e-3])
+
+    def second(call, *leaves: Tensor) -> list[Tensor]:
+        leaves = tuple(x.detach().requires_grad_() for x in leaves)
+        first = torch.autograd.grad(call(*leaves).square().sum(), leaves, create_graph=True)
+        return list(
+            torch.autograd.grad(sum((g * torch.linspace(-1, 1, g.numel()).view(g.shape)).sum() for g in first), leaves)
+        )  # type: ignore[arg-type]
+
+    found = second(lambda q, k, v, a: sigma_intention(q, k, v, alpha=a), *inputs, alpha)
+    wanted = second(written_out, *(x.double() for x in (*inputs, alpha)))
+    for i, (a, b) in enumerate(zip(found, wanted, strict=True)):
+        assert distance(a, b) < 1e-5, i
+
+
+@pytest.mark.parametrize("shape", [(5, 7, 11, 3), (20, 9, 5, 3)])
+def test_transforms(shape):
+    q, k, v = make(*shape, torch.float64, lead=(2,))
+    upstream = torch.randn(2, shape[1], shape[3], dtype=torch.float64)
+    alpha = torch.tensor([0.5, 0.8], dtype=torch.float64)
+    wanted = of_the_formula([q, k, v], upstream, alpha)
+
+    def loss(*args: Tensor) -> Tensor:
+        return (sigma_intention(*args[:3], alpha=args[3]) * upstream).sum()
+
+    for a, b in zip(torch.func.grad(loss, (0, 1, 2, 3))(q, k, v, alpha), wanted, strict=True):
+        assert distance(a, b) < 1e-12
+    assert torch.autograd.gradgradcheck(
+        lambda *x: sigma_intention(*x[:3], alpha=x[3]),
+        [x.detach().requires_grad_() for x in (q, k, v, alpha)],
+        fast_mode=True,
+    )
 
 
 @pytest.mark.parametrize("where", ["query", "value", "upstream"])

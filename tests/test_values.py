@@ -282,3 +282,31 @@ def test_any_shape_and_option(n, m, d, k, heads, call, covariance, intercept, we
         q, key, v, mask=chosen, causal=causal, alpha=alpha, weight=weight, intercept=intercept, covariance=covariance
     )
     agree(got, want, [q, key, v, weight], 1e-7)
+
+
+@pytest.mark.parametrize("sizes", [(2, 9), (5, 9), (9, 5), (7, 7)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("seed", range(8))
+def test_sigma_intention_of_repeated_keys_without_alpha(sizes, dtype, seed):
+    """softmax(Q K^+) V: equal keys have equal shares, and gradients are finite."""
+    torch.manual_seed(34 + seed)
+    n, d = sizes
+    rank = 1 + seed % (min(n, d) - 1)
+    q, k, v = torch.randn(3, d, dtype=dtype), torch.randn(n, d, dtype=dtype), torch.randn(n, 2, dtype=dtype)
+    k = k[torch.arange(n) % rank].requires_grad_()
+    out = F.sigma_intention(q, k, v, alpha=0)
+    wide = k.detach().double()
+    distinct, copies = wide[:rank], torch.bincount(torch.arange(n) % rank, minlength=rank)
+    inverse = torch.linalg.pinv(distinct)[:, torch.arange(n) % rank] / copies[torch.arange(n) % rank]  # K^+
+    want = torch.softmax(q.double() @ inverse, -1) @ v.double()
+    assert (out - want).norm() < 1e-5 * want.norm()
+    if rank == 1:
+        torch.testing.assert_close(out, v.mean(0).expand_as(out))
+    (slope,) = torch.autograd.grad(out.sum(), k)
+    assert torch.isfinite(slope).all()
+
+
+def test_attention_keeps_the_leading_dimensions_of_the_keys():
+    q, k, v = torch.randn(1, 4, 7, 2), torch.randn(1, 1, 4, 5, 2), torch.randn(1, 1, 4, 5, 3)
+    assert F.attention(q, k, v).shape == F.intention(q, k, v).shape == (1, 1, 4, 7, 3)
+    torch.testing.assert_close(F.attention(q, k, v), F.attention(q[None], k, v))

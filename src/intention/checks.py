@@ -30,10 +30,7 @@ def points(query: Tensor, key: Tensor, value: Tensor) -> None:
         if not isinstance(x, Tensor):
             raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}; use torch.as_tensor({name})")
         if not x.dtype.is_floating_point:
-            raise TypeError(
-                f"{name} must have a floating-point dtype, got {x.dtype}; use {name}.float()"
-                + (" or split real and imaginary parts" if x.dtype.is_complex else "")
-            )
+            raise TypeError(f"{name} must have a floating-point dtype, got {x.dtype}; {_as_floating(name, x)}")
         if x.dim() < 2:
             raise ValueError(
                 f"{name} must have at least 2 dimensions (..., points, features), got shape {tuple(x.shape)}"
@@ -52,13 +49,24 @@ def points(query: Tensor, key: Tensor, value: Tensor) -> None:
         )
 
 
+def _as_floating(name: str, x: Tensor) -> str:
+    """The remedy for a tensor that is not floating point."""
+    if x.dtype.is_complex:
+        return f"split real and imaginary parts, or use {name}.real"
+    if name == "value" and x.dtype != torch.bool:
+        return (
+            "use torch.nn.functional.one_hot(value, C).to(key.dtype) for class labels, value.float() for measurements"
+        )
+    return f"use {name}.float()"
+
+
 def fitted_points(key: object, value: object) -> None:
     """key (..., N, d) and value (..., N, k), without queries."""
     for name, x in (("key", key), ("value", value)):
         if not isinstance(x, Tensor):
             raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}; use torch.as_tensor({name})")
         if not x.dtype.is_floating_point:
-            raise TypeError(f"{name} must have a floating-point dtype, got {x.dtype}; use {name}.float()")
+            raise TypeError(f"{name} must have a floating-point dtype, got {x.dtype}; {_as_floating(name, x)}")
     assert isinstance(key, Tensor)
     assert isinstance(value, Tensor)
     points(key, key, value)
@@ -250,7 +258,10 @@ def alpha_tensor(alpha: Tensor, device: torch.device, lead: tuple[int, ...]) -> 
 
 def weight(weight: object, device: torch.device, n: int) -> None:
     if not isinstance(weight, Tensor):
-        raise TypeError(f"weight must be a torch.Tensor (..., N), got {type(weight).__name__}; use torch.as_tensor")
+        raise TypeError(
+            f"weight must be a torch.Tensor (..., N), one number per point, got {type(weight).__name__}; use "
+            f"torch.full(({n},), w) for the same w at every point, torch.as_tensor for a list of {n}"
+        )
     if not weight.dtype.is_floating_point:
         raise TypeError(
             f"weight must have a floating-point dtype, got {weight.dtype}; use weight.float(), or attn_mask for bool"
@@ -259,6 +270,18 @@ def weight(weight: object, device: torch.device, n: int) -> None:
         raise ValueError(f"weight is on {weight.device} but query is on {device}; move it with .to(device)")
     if weight.dim() < 1 or weight.shape[-1] != n:
         raise ValueError(f"weight must have shape (..., N) with N = {n} points, got {tuple(weight.shape)}")
+
+
+def grouped_weight(weight: Tensor, lead: tuple[int, ...], groups: int) -> None:
+    """Weights beside grouped heads: one set per query head, per key head, or for all."""
+    *rest, heads = lead
+    own = weight.shape[-2] if weight.dim() > 1 else 1
+    if own not in (1, heads, heads // groups):
+        raise ValueError(
+            f"weight must have one row of N per query head ({heads}), per key head ({heads // groups}) or for all (1) "
+            f"at dimension -2 with enable_gqa, got shape {tuple(weight.shape)}"
+        )
+    leading(call=tuple(rest), weight=weight.shape[:-2])
 
 
 def mask(mask: object, device: torch.device, m: int, n: int, lead: tuple[int, ...]) -> None:
@@ -300,16 +323,14 @@ def per_token(name: str, x: Tensor, n: int) -> None:
         raise ValueError(f"{name} must be (..., N) with N = {n} tokens, got {tuple(x.shape)}")
 
 
-def decay(x: Tensor) -> Tensor:
-    """Decays in (0, 1]; looks at the host where values can be looked at."""
-    if not torch.compiler.is_compiling() and x.numel():
-        low, high = torch.aminmax(x.detach())
-        if not bool((low > 0) & (high <= 1)):
-            raise ValueError(
-                f"decay must be in (0, 1], got values from {float(low):.3g} to {float(high):.3g}; 1 forgets nothing, "
-                "and a token is left out by weight 0"
-            )
-    return x
+def log_decay(x: Tensor) -> None:
+    """The logarithm of decays in (0, 1]; looks at the host."""
+    low, high = torch.aminmax(x.detach())
+    if not bool((low > -torch.inf) & (high <= 0)):
+        raise ValueError(
+            f"decay must be in (0, 1], got values from {float(low.exp()):.3g} to {float(high.exp()):.3g}; 1 forgets "
+            "nothing, and a token is left out by weight 0"
+        )
 
 
 def cu_seqlens(x: Tensor, n: int) -> list[int]:

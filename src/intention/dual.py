@@ -17,6 +17,7 @@ from intention.solve.doors import eager
 from intention.solve.inverse import EPS, inverse
 from intention.solve.ladder import DUAL, PINV, Report, warn_inaccurate
 from intention.solve.problem import relative_size
+from intention.solve.stats import centred
 
 
 class Inner:
@@ -32,10 +33,7 @@ class Inner:
         self.kernel, self.centre = kernel, centre
         self.mean = None
         if centre and kernel is None:
-            self.mean = self.share.unsqueeze(-2) @ key
-            again = self.share.unsqueeze(-2) @ (key - self.mean)
-            self.mean = self.mean + again
-            key = key - self.mean
+            key, self.mean = centred(key, weight)
         self.key = key
 
     @lazy
@@ -89,8 +87,7 @@ class Dual:
     def __init__(self, inner: Inner, value: Tensor, weight: Tensor | None, rule: Rule) -> None:
         self.inner, self.weight, self.rule = inner, weight, rule
         self.labels = value if rule.covariance == "within" else None
-        self.mean_value = inner.share.unsqueeze(-2) @ value if rule.intercept else None
-        self.target = value if self.mean_value is None else value - self.mean_value
+        self.target, self.mean_value = centred(value, weight) if rule.intercept else (value, None)
         gram = self._within(inner.gram)
         self.lift = None
         if rule.intercept and self.labels is None:
@@ -160,22 +157,44 @@ class Dual:
         if gain is not None:
             y = gain[..., None, None] * y
             alpha = alpha / torch.where(gain > 0, gain, 1.0)[..., None, None]
+        if self.inner.kernel is None:
+            y, last = self._refined(query, y, alpha)
         penalty = alpha * y if self.weight is None else self._penalty(alpha, y, x)
         penalty = (penalty * y).sum(-1)
         if self.inner.kernel is None:
-            return self._outside(query, y).square().sum(-1) + penalty
+            out = self._outside(query, y).square().sum(-1) + penalty
+            if eager():
+                _warn_cancelled(out, last.detach(), 1.0)
+            return out
         whole = self.inner.square(query)
         out = (whole - 2 * (x * y).sum(-1) + ((y @ self.gram) * y).sum(-1) + penalty).clamp_min(0)
         if eager():
             terms = whole + ((y.abs() @ self.gram.abs()) * y.abs()).sum(-1)
-            _warn_cancelled(out, terms, self.report.error[..., None])
+            _warn_cancelled(out, terms, 8 * EPS + self.report.error[..., None].square())
         return out
+
+    def _refined(self, query: Tensor, y: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
+        """y with residuals taken from the points, whose condition is not squared, and what the last step adds.
+
+        y (G + alpha/c W^-1) = x
+        """
+        weight = 1.0 if self.weight is None else torch.where(self.weight > 0, self.weight, torch.inf).unsqueeze(-2)
+        key, gain, step = self._keys, self.rule.gain, y
+        for _ in range(2):
+            step = (self._outside(query, y) @ key.mT - alpha * y / weight) @ self._solved[0]
+            step = step if gain is None else gain[..., None, None] * step
+            y = y + step
+        return y, (step @ key).square().sum(-1)
+
+    @property
+    def _keys(self) -> Tensor:
+        """What Sigma is made of (..., N, d), of a linear fit"""
+        return self.inner.key if self.labels is None else deviations(self.inner.key, self.labels, self.weight)
 
     def _outside(self, query: Tensor, y: Tensor) -> Tensor:
         """r - X'y (..., M, d) of a linear fit"""
         r = query if self.inner.mean is None else query - self.inner.mean
-        key = self.inner.key if self.labels is None else deviations(self.inner.key, self.labels, self.weight)
-        return r - y @ key
+        return r - y @ self._keys
 
     def _penalty(self, alpha: Tensor, y: Tensor, x: Tensor) -> Tensor:
         """alpha/c y / w; where w = 0 its limit x - y G, which has the slope"""
@@ -223,7 +242,7 @@ class Dual:
 
     def solve(self, b: Tensor) -> Tensor:
         """Sigma^-1 b for b (..., d, p), of a linear fit: (b - c X'A X b) / alpha"""
-        key = self.inner.key if self.labels is None else deviations(self.inner.key, self.labels, self.weight)
+        key = self._keys
         inside = key.mT @ (self._solved[0] @ (key @ b))
         inside = inside if self.rule.gain is None else self.rule.gain[..., None, None] * inside
         out = (b - inside) / self.rule.alpha[..., None, None]
@@ -233,14 +252,23 @@ class Dual:
 
     def hat(self) -> Tensor:
         """w u (..., N), u = (G - c G A G)_ii / alpha; at alpha = 0 w u = (G A)_ii"""
-        gram, a = self.inner.gram, self._solved[0]
+        gram, a, gain = self.inner.gram, self._solved[0], self.rule.gain
         seen = gram @ a
         taken = (seen * gram).sum(-1)
-        taken = taken if self.rule.gain is None else self.rule.gain[..., None] * taken
+        taken = taken if gain is None else gain[..., None] * taken
         alpha = self.rule.alpha[..., None]
-        u = (gram.diagonal(0, -2, -1) - taken) / torch.where(alpha > 0, alpha, 1.0)
+        square = gram.diagonal(0, -2, -1)
+        u = (square - taken) / torch.where(alpha > 0, alpha, 1.0)
         u = u if self.weight is None else self.weight * u
-        return torch.where(alpha > 0, u, seen.diagonal(0, -2, -1))
+        u = torch.where(alpha > 0, u, seen.diagonal(0, -2, -1))
+        # where a point's own square is large beside alpha that cancels, and c w u = 1 - alpha A_ii / w (- w / n) does not
+        own, there = self._own()
+        mass = torch.ones_like(own) if self.weight is None else self.weight
+        c = torch.ones_like(alpha) if gain is None else gain[..., None]
+        large = (there & (c * mass * square > alpha) & (alpha > 0)).detach()
+        near = 1 - alpha * own / torch.where(large, mass, 1.0)
+        near = near - self.inner.share if self.rule.intercept else near
+        return torch.where(large, near / torch.where(large, c, 1.0), u)
 
     def _own(self) -> tuple[Tensor, Tensor]:
         """What of A_ii is the point's own, without the intercept's share (..., N), and which points have it."""
@@ -253,13 +281,7 @@ class Dual:
 
     def leverage(self) -> Tensor:
         """df_i / dv_i (..., N): w u, and w / n for the intercept"""
-        plain = self.hat() + (self.inner.share if self.rule.intercept else 0.0)
-        if self.rule.gain is not None:
-            return plain
-        own, there = self._own()  # 1 - leverage = alpha A_ii / w_i
-        mass = 1.0 if self.weight is None else torch.where(there, self.weight, 1.0)
-        alpha = self.rule.alpha[..., None]
-        return torch.where(there & (alpha > 0), 1 - alpha * own / mass, plain)
+        return self.hat() + (self.inner.share if self.rule.intercept else 0.0)
 
     def leave_one_out(self) -> tuple[Tensor, Tensor]:
         """Errors (..., N, k), and (..., N) the points of which the closed form does not hold."""
@@ -285,9 +307,9 @@ class Dual:
         return loo.spectral_dual(self.gram, self.target, self.weight, self.lift, self.inner.count)
 
 
-def _warn_cancelled(spread: Tensor, whole: Tensor, of_y: Tensor) -> None:
+def _warn_cancelled(spread: Tensor, whole: Tensor, share: Tensor | float) -> None:
     """A variance far below the prior one is a difference of numbers of that size; errors of y enter squared."""
-    error = (8 * EPS + of_y.square()) * whole.detach() / spread.detach().clamp_min(torch.finfo(spread.dtype).tiny)
+    error = share * whole.detach() / spread.detach().clamp_min(torch.finfo(spread.dtype).tiny)
     zero = torch.zeros_like(error)
     warn_inaccurate(Report(zero, zero, torch.where(whole > 0, error, 0.0)))
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from intention import checks, estimated, layout, masks
 from intention.covariance import Covariance, on_keys
-from intention.per_query import in_chunks, linear_per_query, per_query
+from intention.per_query import in_chunks, linear_causal, linear_per_query, per_query
 from intention.prepare import (
     Prepared,
     check_call,
@@ -104,7 +104,7 @@ def linear_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """(Q K') V scale, in the cheaper order. Masks and dropout count points as in `intention`.
+    """(Q K') V scale, in the cheaper order. Masks and dropout count points as in `intention`; causal is O(N d k).
 
     >>> q, k, v = torch.randn(2, 7, 3), torch.randn(2, 11, 3), torch.randn(2, 11, 5)
     >>> torch.allclose(linear_attention(q, k, v), q @ (k.mT @ v), atol=1e-5)
@@ -116,7 +116,9 @@ def linear_attention(
     query, key, value = inputs.query, inputs.key, inputs.value
     if inputs.weight is not None:
         value = value * inputs.weight.unsqueeze(-1)
-    if is_causal or counted.per_query is not None:
+    if is_causal and not call.empty:
+        out, _ = linear_causal(query, key, value)
+    elif counted.per_query is not None:
         out = linear_per_query(query, key, value, counted.per_query)
     else:
         m, (n, d), k = query.shape[-2], key.shape[-2:], value.shape[-1]
@@ -277,7 +279,7 @@ def sigma_intention(
         estimated.check_estimated(covariance, solver, queries_differ, inputs.value, counted.seen())
     found = call.zeros() if call.empty else None
     if found is None and solver == "auto" and not (queries_differ or own_sigma or intercept or dropout_p):
-        found = fused(inputs, call.dtype) if counted.keep is None else None
+        found = fused(inputs) if counted.keep is None else None
     if found is None:
         moved, keys, report = _transformed(call, is_causal, covariance, intercept, solver)
         moved, report, again = scored(moved, keys, report, solver)

@@ -20,7 +20,7 @@ from intention.solve.constrained import Constraint, constrained
 from intention.solve.doors import eager
 from intention.solve.ladder import TOLERATED, Report, warn_inaccurate
 from intention.solve.ridge import solve_points
-from intention.solve.stats import Stats
+from intention.solve.stats import Stats, centred
 
 # An estimated error above this is worth another look at the points themselves, whose condition is not squared.
 DOUBTFUL, DOUBTFUL_FLOAT64 = 1e-6, 1e-9
@@ -156,9 +156,10 @@ class Kept:
         limit = DOUBTFUL_FLOAT64 if self.dtype == torch.float64 else DOUBTFUL
         if self._may_look_again and not bool(((report.error < limit) & ~system.singular).all()):
             key, value, weight = self._wide
-            if mean_key is not None and system.mean_value is not None:
-                key, value = key - mean_key, value - system.mean_value
-            w, report = solve_points(key, value, weight, self.alpha, self._gain)
+            size = key.detach().abs()
+            if mean_key is not None:
+                key, value = centred(key, weight)[0], centred(value, weight)[0]
+            w, report = solve_points(key, value, weight, self.alpha, self._gain, size)
         w = self._under_constraints(w)
         return w, mean_key, system.mean_value, report
 

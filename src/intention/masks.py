@@ -48,6 +48,13 @@ def same_for_all_queries(mask: Tensor) -> bool:
     return mask.dim() < 2 or mask.shape[-2] == 1 or mask.stride(-2) == 0
 
 
+def with_own_rows(mask: Tensor) -> Tensor:
+    """A leaf that repeats one row (stride 0) is as many variables as it has entries: each row has its own gradient."""
+    if mask.requires_grad and mask.is_leaf and mask.dim() > 1 and mask.shape[-2] > 1 and mask.stride(-2) == 0:
+        return mask.contiguous()
+    return mask
+
+
 def count(mask: Tensor | None, weight: Tensor | None, is_causal: bool, n: int, dtype: torch.dtype) -> Counted:
     """Read an attn_mask of F.scaled_dot_product_attention and sample weights."""
     if weight is not None:

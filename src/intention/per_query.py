@@ -16,6 +16,8 @@ from intention.solve.each import CHUNK, Solve, each_query, starts, triangle
 from intention.solve.ladder import Report
 from intention.solve.sequence import causal
 
+TOKENS = 64  # in a chunk of causal linear attention
+
 
 def per_query(inputs: Inputs, mask: Tensor | None, solve: Solve) -> tuple[Tensor, Report]:
     """One fit per query, in chunks over M. `mask` None means causal: query t sees keys <= t."""
@@ -54,7 +56,25 @@ def in_chunks(inputs: Inputs, transform_only: bool) -> tuple[Tensor, Report]:
     return out, Report(*packed.view(*out.shape[:-2], 3).unbind(-1))
 
 
-def linear_per_query(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+def linear_causal(query: Tensor, key: Tensor, value: Tensor, before: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """(q_t K_{<=t}') V_{<=t} and K'V, both on top of the sum `before`; chunks of tokens, O(N d k).
+
+    In a chunk o = q S + tril(q k') v, with S the K'V of all chunks before it. Queries beyond the last key see all keys.
+    """
+    m, n = query.shape[-2], key.shape[-2]
+    size = max(1, min(TOKENS, n))
+    q = query.narrow(-2, 0, n)
+    q, k, v = (TF.pad(x, (0, 0, 0, -n % size)).unflatten(-2, (-1, size)) for x in (q, key, value))
+    sums = k.mT @ v  # (..., chunks, d, k)
+    first = sums.narrow(-3, 0, 1)
+    first = torch.zeros_like(first) if before is None else before.unsqueeze(-3).expand_as(first)
+    sums = torch.cat([first, sums], -3).cumsum(-3)
+    out = q @ sums.narrow(-3, 0, sums.shape[-3] - 1) + (q @ k.mT).tril() @ v
+    out, total = out.flatten(-3, -2).narrow(-2, 0, n), sums.select(-3, -1)
+    return out if m == n else torch.cat([out, query.narrow(-2, n, m - n) @ total], -2), total
+
+
+def linear_per_query(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
     """(Q K' * counts) V in chunks over M, so that no M x N tensor is held at once."""
     m, n = query.shape[-2], key.shape[-2]
     batch = math.prod(torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2]))
@@ -63,9 +83,6 @@ def linear_per_query(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | N
     for start in starts(m, step):
         size = min(step, m - start)
         rows = query.narrow(-2, start, size)
-        if mask is None:
-            counts = triangle(size, n, query.device, start).to(query.dtype)
-        else:
-            counts = masks.as_weight(mask.narrow(-2, start, size), query.dtype)
+        counts = masks.as_weight(mask.narrow(-2, start, size), query.dtype)
         outs.append(((rows @ key.mT) * counts) @ value)
     return torch.cat(outs, -2) if outs else query @ (key.mT @ value)

@@ -123,6 +123,10 @@ def prepare(
         checks.weight(weight, query.device, key.shape[-2])
         if groups == 1:
             checks.leading(call=lead, weight=weight.shape[:-1])
+        else:
+            checks.grouped_weight(weight, lead, groups)
+    if mask is not None:
+        mask = masks.with_own_rows(mask)
     if is_causal:
         key, value, mask, weight = visible(query.shape[-2], key, value, mask, weight)
     heads, shared = (query.shape[-3], key.shape[-3]) if groups > 1 else (1, 1)

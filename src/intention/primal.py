@@ -22,7 +22,7 @@ class Primal:
 
     def __init__(self, stats: Stats, rule: Rule, matrix: Tensor | None = None) -> None:
         self.stats, self.rule = stats, rule
-        self.matrix, self.rhs = stats.centred() if rule.intercept else stats.raw()
+        self.matrix, self.rhs = stats.around_means() if rule.intercept else stats.raw()
         self.noise = stats.noise
         if matrix is not None:
             self.matrix, self.noise = matrix, torch.zeros_like(stats.noise)

@@ -7,12 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from intention.per_query import linear_causal
+
 CHUNK = 64  # tokens
 
 
 def linear_stream(query: Tensor, key: Tensor, value: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor]:
     """Linear attention of the next tokens, (q_t K_{<=t}') V_{<=t}, and the sum K'V; chunks, O(N d k)."""
-    return _in_turn(query, key, value, memory, lambda q, k, v, before, _: v)
+    return linear_causal(query, key, value, memory)
 
 
 def delta_stream(

@@ -23,15 +23,15 @@ SMALL_ROUNDING = 1e-5
 LARGEST_EXPONENT = 80.0
 
 
-def fused(inputs: Inputs, dtype: torch.dtype) -> tuple[Tensor, Report] | None:
-    """The whole answer in one compiled kernel, or None: an element must climb, a call is transformed, ..."""
-    if compiling() or inputs.weight is not None or is_dual("auto", inputs.key):
-        return None
-    if dtype != inputs.key.dtype or torch.is_autocast_enabled("cpu"):  # the softmax is one in half precision
+def fused(inputs: Inputs) -> tuple[Tensor, Report] | None:
+    """The whole answer in one compiled kernel, or None: an element is beyond it, a call is transformed, ..."""
+    if compiling() or inputs.weight is not None:
         return None
     flat, restore = layout.flatten(inputs)
     found = sigma(problem_of(flat)[0])
-    return None if found is None else (restore(found[0]), unflatten_report(found[1], False, inputs))
+    return (
+        None if found is None else (restore(found[0]), unflatten_report(found[1], is_dual("auto", inputs.key), inputs))
+    )
 
 
 def transform_shared(inputs: Inputs, solver: str) -> tuple[Tensor, Tensor, Report]:

@@ -206,7 +206,7 @@ def _run(
         return x.to(to).expand((*lead, *own)).reshape(math.prod(lead), *own)
 
     regulariser: Any = flat(alpha.to(query.device), 0)
-    logs = None if decay is None else flat(checks.decay(decay), 1, SUMS).log()  # type: ignore[union-attr]
+    logs = None if decay is None else flat(decay, 1, SUMS).log()  # type: ignore[union-attr]
     sums = (None, None) if state is None else (flat(state.gram, 2, SUMS), flat(state.cross, 2, SUMS))
     if value is None:
         sums = (sums[0], None)

@@ -214,7 +214,7 @@ def _causal(
 def _causal_fake(query: Any, key: Any, value: Any, weight: Any, alpha: Any, *_: Any) -> Any:
     batch, n = key.shape[:2]
     width = key.shape[2] if value is None else value.shape[2]
-    return key.new_empty(batch, n, width), key.new_empty(batch, 3), key.new_empty(batch, dtype=torch.bool)
+    return key.new_empty(batch, n, width), key.new_empty(batch, 3), key.new_empty(batch, dtype=torch.int8)
 
 
 def _causal_backward(
@@ -228,9 +228,11 @@ def _causal_backward(
     gram: Opt,
     cross: Opt,
     log_decay: Opt,
-    lost: Tensor,
+    way: Tensor,
+    transposed: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    grads = sequence.causal_pull(grad, query, key, value, weight, alpha, gain, gram, cross, log_decay, lost)
+    nine = query, key, value, weight, alpha, gain, gram, cross, log_decay
+    grads = sequence.causal_pull(grad, nine, way, transposed)
     return tuple(grad.new_empty(0) if g is None else g.contiguous() for g in grads)  # type: ignore[return-value]
 
 
@@ -244,7 +246,7 @@ def _causal_setup(ctx: Any, inputs: Any, output: Any) -> None:
 
 def _causal_grad(ctx: Any, grad: Any, *_: Any) -> Any:
     saved = ctx.saved_tensors
-    grads = torch.ops.intention.causal_backward(grad, *saved)
+    grads = torch.ops.intention.causal_backward(grad, *saved, False)
     return tuple(None if x is None else g for x, g in zip(saved[:9], grads, strict=True))
 
 

@@ -17,6 +17,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 _transforms_active: Callable[[], bool] = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
 _any_autocast: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 _is_wrapped: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
+_legacy_batched: Callable[[Tensor], bool] = getattr(
+    getattr(torch._C, "_functorch", None), "is_legacy_batchedtensor", lambda _: False
+)
 _functorch: Any = getattr(torch, "_functorch", None)
 _unwrap_dead_wrappers: Callable[..., Any] | None = getattr(
     getattr(_functorch, "utils", None), "unwrap_dead_wrappers", None
@@ -91,6 +94,11 @@ def eager() -> bool:
 def unobserved() -> bool:
     """Nothing records or batches what is computed now, so a tensor that is ours may be changed in place."""
     return not (torch.is_grad_enabled() or _transforms_active())
+
+
+def legacy_batched(x: Tensor) -> bool:
+    """torch.autograd.grad(is_grads_batched=True): no transform is active, and rules of a Function are not asked."""
+    return _legacy_batched(x)
 
 
 class Door(torch.autograd.Function):

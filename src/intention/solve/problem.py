@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from intention.solve.factor import Factor, cholesky, mm, orthogonal, pseudo, solve, wants_inverse
+from intention.solve.stats import without_rounding
 
 
 class Plan(NamedTuple):
@@ -82,6 +83,7 @@ class Problem(NamedTuple):
             shift = torch.bmm(share.unsqueeze(1), value)  # (B, 1, k)
             query, key, value = query - mean_key, key - mean_key, value - shift
             mean_value = mean_value + shift
+        key = without_rounding(key, self.key, None if self.weight is None else self.weight > 0)
         return self._replace(query=query, key=key, value=value), mean_value, share, total
 
     def weighted(self) -> tuple[Tensor, Tensor]:

@@ -52,11 +52,12 @@ def ridge(problem: Problem, plan: Plan, solver: str, trusted: bool) -> tuple[Ten
 
 
 def solve_points(
-    key: Tensor, value: Tensor, weight: Tensor | None, alpha: Tensor, gain: Tensor | None
+    key: Tensor, value: Tensor, weight: Tensor | None, alpha: Tensor, gain: Tensor | None, size: Tensor
 ) -> tuple[Tensor, Report]:
     """Sigma^-1 K'WV (..., d, k) by the SVD of the keys, whose condition is nowhere squared. float64.
 
-    Derivatives are those of the ladder, whose value stands back.
+    `size`: |keys| before they were centred, which left rounding of that size. Derivatives are those of the ladder,
+    whose value stands back.
     """
     shapes = {"key": key.shape[:-2], "value": value.shape[:-2], "alpha": alpha.shape}
     lead = checks.leading(**shapes, weight=() if weight is None else weight.shape[:-1])
@@ -66,9 +67,10 @@ def solve_points(
 
     key, value, alpha = flat(key, *key.shape[-2:]), flat(value, *value.shape[-2:]), flat(alpha)
     weight, gain = None if weight is None else flat(weight, key.shape[-2]), None if gain is None else flat(gain)
-    w, report = _by_svd(key, value, weight, alpha, gain)
+    w, report, null = _by_svd(key, value, weight, alpha, gain, flat(size, *size.shape[-2:]))
     warn_inaccurate(report)
     if not gradient_free(key, value, weight, alpha, gain):
+        key = key - key @ null @ null.mT
         moving = _by_ladder(key, value, weight, alpha, gain)
         w = moving + (w - moving).detach()
     return w.reshape(*lead, *w.shape[-2:]), Report(*(x.reshape(lead) for x in report))
@@ -76,9 +78,9 @@ def solve_points(
 
 @torch.no_grad()
 def _by_svd(
-    key: Tensor, value: Tensor, weight: Tensor | None, alpha: Tensor, gain: Tensor | None
-) -> tuple[Tensor, Report]:
-    """W = V s / (c s^2 + alpha) U'V~ with K~ = U s V'."""
+    key: Tensor, value: Tensor, weight: Tensor | None, alpha: Tensor, gain: Tensor | None, size: Tensor
+) -> tuple[Tensor, Report, Tensor]:
+    """W = V s / (c s^2 + alpha) U'V~ with K~ = U s V', and the directions (columns) that only rounding has."""
     root = 1.0 if weight is None else weight.sqrt().unsqueeze(-1)
     x, target = root * key, root * value
     finite = torch.isfinite(x).flatten(1).all(-1)
@@ -86,14 +88,18 @@ def _by_svd(
     eps, top = torch.finfo(x.dtype).eps, s.amax(-1, keepdim=True)
     floor = alpha.unsqueeze(-1)
     sigma = s.square() * (1.0 if gain is None else gain.unsqueeze(-1)) + floor
-    kept = ((s > max(x.shape[1:]) * eps * top) | (floor > 0)) & (sigma > 0)
+    # |K~ v| of a direction v that is rounding: that of the columns it is made of
+    noise = 2 * eps * torch.bmm(vt.abs(), torch.linalg.vector_norm(root * size, dim=1).unsqueeze(-1)).squeeze(-1)
+    noisy = ~(s > noise) & (s > max(x.shape[1:]) * eps * top) & (floor == 0) & finite.unsqueeze(-1)
+    kept = ((s > max(x.shape[1:]) * eps * top) & ~noisy | (floor > 0)) & (sigma > 0)
     power = torch.where(kept, s / sigma, 0.0)
     w = torch.bmm(vt.mT, power.unsqueeze(-1) * torch.bmm(u.mT, target))
     least = torch.where(kept, sigma, torch.inf).amin(-1)
     ratio = torch.where(kept.any(-1), sigma.amax(-1) / least, 1.0)
     lost = torch.where(finite, 0.0, torch.nan)
     report = Report(torch.full_like(ratio, PINV), ratio + lost, eps * ratio.sqrt() + lost)
-    return w + lost.view(-1, 1, 1), report
+    w = torch.where((x != 0).any(1).unsqueeze(-1), w, 0.0)  # a column of zeros, exactly
+    return w + lost.view(-1, 1, 1), report, vt.mT * noisy.unsqueeze(1)
 
 
 def _by_ladder(key: Tensor, value: Tensor, weight: Tensor | None, alpha: Tensor, gain: Tensor | None) -> Tensor:

@@ -36,7 +36,7 @@ from intention.solve.ladder import (
     warn_inaccurate,
 )
 from intention.solve.native import rows as native
-from intention.solve.native.call import PLAIN
+from intention.solve.native.call import PLAIN, SOME_LEFT
 from intention.solve.problem import pick, relative_size
 
 
@@ -73,7 +73,10 @@ def transform_rows(
     if solver == "auto" and matrix is None:
         found = native.forward(rows, key, weight, alpha, gain, inverse, keep)
         if found is not None and found.status == PLAIN:
-            return found.out, found.matrix, found.ratio
+            return found.out, found.matrix, found.packed[:, 1]
+        if found is not None and found.status != SOME_LEFT:
+            warn_inaccurate(unpack(found.packed, False, rows.dtype))
+            return found.out, found.matrix, found.packed
     if times > 1:
         key = key.repeat_interleave(times, 0)
     if solver == "float64" and rows.dtype != torch.float64:
@@ -85,7 +88,7 @@ def transform_rows(
     if solver in ("qr", "pinv"):
         inverse = solver == "pinv"
     if found is not None:
-        factor = Factor(found.matrix, inverse, found.ratio)
+        factor = Factor(found.matrix, inverse, found.packed[:, 1])
     elif matrix is None:
         factor = _factor(x, alpha, gain, solver, inverse)
     else:
@@ -95,8 +98,8 @@ def transform_rows(
         out, _ = _refine(out, x, rows, alpha, gain, factor)
     if matrix is not None and packed is not None:
         if solver == "auto" and not uneventful(packed):
-            route = unpack(packed, False, rows.dtype).route
-            out, _ = _climb(rows, x, alpha, gain, out, factor.ratio, route)
+            report = unpack(packed, False, rows.dtype)
+            out, _ = _climb(rows, x, alpha, gain, out, report, report.route)
         return out, matrix.clone(), packed.clone()
     ratio = factor.ratio if trusted else screen(factor.ratio, weight, alpha, gain)
     if solver != "auto":
@@ -106,7 +109,8 @@ def transform_rows(
         return out, factor.matrix, pack(report._replace(route=torch.full_like(ratio, code)))
     if not ratio.amax().item() < EASY[rows.dtype]:  # the one look at the host; NaN is not less
         checks.require_values(weight, alpha, gain)
-        out, report = _climb(rows, x, alpha, gain, out, ratio, None)
+        start = base_report(False, ratio, rows.dtype) if found is None else unpack(found.packed, False, rows.dtype)
+        out, report = _climb(rows, x, alpha, gain, out, start, None)
         warn_inaccurate(report)
         return out, factor.matrix, pack(report)
     return out, factor.matrix, ratio
@@ -128,12 +132,12 @@ def _refine(
 
 
 def _climb(
-    rows: Tensor, x: Tensor, alpha: Tensor, gain: Tensor | None, out: Tensor, ratio: Tensor, known: Tensor | None
+    rows: Tensor, x: Tensor, alpha: Tensor, gain: Tensor | None, out: Tensor, report: Report, known: Tensor | None
 ) -> tuple[Tensor, Report]:
     """Redo the elements whose ratio is too large in float64, by Cholesky or by SVD (as `known` says, where it does)."""
     out, dtype = out.contiguous().clone(), out.dtype
-    report = base_report(False, ratio.clone(), dtype)
-    todo = (~(ratio < EASY[dtype])).nonzero()[:, 0]
+    report = Report(*(x.clone() for x in report))
+    todo = ((report.route == PRIMAL) & ~(report.condition < EASY[dtype])).nonzero()[:, 0]
     finite = torch.isfinite(x[todo]).flatten(1).all(-1) & torch.isfinite(alpha[todo])
     out[todo[~finite]] = torch.nan
     report.condition[todo[~finite]] = report.error[todo[~finite]] = torch.nan

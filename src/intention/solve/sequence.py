@@ -1,8 +1,11 @@
 """Causal least squares, each sequence by the route it needs, and the eager door (`compiled` has the other).
 
 chunks           `causal`, or `decay` where tokens are forgotten
-token by token   decays too strong for chunks, and derivatives beyond the first
-query by query   sequences whose condition is beyond float64: alpha = 0, keys that are not finite; by the ladder
+token by token   `rooted`: conditions that sums in float64 do not serve, and decays too strong for chunks
+query by query   beyond: alpha = 0; by the ladder
+
+Derivatives are written with causal fits (`slopes`), so any order and every transform of torch works; the first has a
+shorter way where chunks serve.
 """
 
 from __future__ import annotations
@@ -13,71 +16,184 @@ import torch
 from torch import Tensor
 
 from intention import checks
+from intention.solve import slopes
 from intention.solve.causal import Tokens
 from intention.solve.causal_batch import pull_causal, solve_causal
-from intention.solve.decay import length, pull_fading, solve_fading
+from intention.solve.decay import length, solve_fading
 from intention.solve.doors import (
     Door,
     compiling,
+    eager,
     forward_mode,
     gather_batch,
     gradient_free,
+    legacy_batched,
     no_autocast,
     scatter_batch,
+    unobserved,
 )
 from intention.solve.each import each_query, triangle
-from intention.solve.ladder import FLOAT64, SEQUENCE_ERROR, SEQUENCE_RATIO, Report, pack, screen, unpack
+from intention.solve.ladder import (
+    QR,
+    SEQUENCE_ERROR,
+    SEQUENCE_RATIO,
+    Report,
+    has_float64,
+    pack,
+    screen,
+    unpack,
+    warn_inaccurate,
+)
 from intention.solve.problem import Plan, Problem
 from intention.solve.ridge import ridge
+from intention.solve.rooted import rooted
 from intention.solve.rows import Points
-from intention.solve.tokenwise import tokenwise
+from intention.solve.slopes import Nine
 from intention.solve.transform import transform
 
-Nine = tuple[Tensor | None, ...]  # Tokens and the logarithm of the decay
+# How a sequence was solved. STEEP: in chunks, but a gradient of its weights needs pairs of tokens.
+PLAIN, STEEP, ROOTED, FAR = range(4)
+# The conditions up to which float64 serves: of conjugate gradients, whose solutions derivatives are made of (their
+# errors grow with the square); of weights' gradients by sums; of the factors of single tokens, with fewer tokens than
+# features (then the ladder is exact, and not long) and with more; and from sums of a state.
+FADING_RATIO, STEEP_RATIO, SHORT_RATIO, LONG_RATIO, STATE_RATIO = 1e5, 1e6, 1e12, 1e15, 4e10
+
+
+class Note:
+    """What a forward saw on the host, where derivatives and transforms cannot look."""
+
+    far = False  # some sequence goes query by query
+    report: Report | None = None  # of those that went token by token
 
 
 def causal(tokens: Tokens, log_decay: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Answers (B, N, k), or (B, N, d) without values, and a packed report (B, 3): the worst token of each sequence."""
+    nine, note = (*tokens, log_decay), Note()
     if compiling():
-        out, packed, _ = torch.ops.intention.causal(*tokens, log_decay)
-    elif gradient_free(*tokens, log_decay):
-        out, packed, _ = causal_batch(*tokens, log_decay)
+        out, packed, _ = torch.ops.intention.causal(*nine)
+        return out, packed
+    if gradient_free(*nine):
+        out, packed, way = fits(nine, False, note)
     else:
-        out, packed, _ = Causal.apply(*tokens, log_decay)
+        out, packed, way = Causal.apply(*nine, False, note)
+    if note.report is not None:
+        warn_inaccurate(note.report)
+    if note.far:
+        return _with_far(nine, out, packed, way)
     return out, packed
 
 
-@no_autocast
 def causal_batch(*nine: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """(answers, packed report, which sequences went query by query)"""
-    tokens, log_decay = Tokens(*nine[:8]), nine[8]
-    if log_decay is None:
-        out, packed, settled = solve_causal(tokens)
-        if settled:
-            return out, packed, out.new_zeros(out.shape[0], dtype=torch.bool)
+    """(answers, packed report, how each sequence was solved), for the compiled door."""
+    note = Note()
+    out, packed, way = fits(nine, False, note)
+    if note.report is not None:
+        warn_inaccurate(note.report)
+    return (*_with_far(nine, out, packed, way), way) if note.far else (out, packed, way)
+
+
+def _with_far(nine: Nine, out: Tensor, packed: Tensor, way: Tensor) -> tuple[Tensor, Tensor]:
+    """With the sequences that go query by query; where values cannot be looked at all are solved so."""
+    far = way == FAR
+    if eager():
+        index = far.nonzero()[:, 0]
+        again, report = _query_by_query(_take(nine, index))
+        return out.index_copy(0, index, again), packed.index_copy(0, index, pack(report))
+    again, report = _query_by_query(nine)
+    return torch.where(far.view(-1, 1, 1), again, out), torch.where(far.unsqueeze(-1), pack(report), packed)
+
+
+@no_autocast
+def fits(nine: Nine, transposed: bool, note: Note) -> tuple[Tensor, Tensor, Tensor]:
+    """(q_t W_t, or q_t A_t^-1 without values, or W_t g_t with g for the query; packed report; how it was solved).
+
+    The answers of sequences that are FAR are 0. Looks at the host.
+    """
+    tokens, log_decay = Tokens(*nine[:8]), nine[8]  # type: ignore[arg-type]
+    out, packed, settled = _in_chunks(tokens, log_decay, transposed)
+    condition, error = packed[:, 1], packed[:, 2]
+    if settled:
+        way = torch.zeros_like(condition, dtype=torch.int8)
+        return out, packed, way if tokens.weight is None else way + (condition >= STEEP_RATIO) * STEEP
+    limit = FADING_RATIO if log_decay is not None and (transposed or tokens.value is None) else SEQUENCE_RATIO
+    usable = screen(tokens.alpha, tokens.weight, tokens.alpha, tokens.gain)
+    hard = ~(condition + 0 * usable < limit) | ~(error < SEQUENCE_ERROR)
+    way = (condition >= STEEP_RATIO).to(torch.int8) * STEEP
+    if not bool(hard.any()):
+        return out.contiguous(), packed, way
+    finite = torch.isfinite(tokens.key).flatten(1).all(-1)
+    out, packed = (torch.where(finite.view(-1, *[1] * (x.dim() - 1)), x, torch.nan) for x in (out, packed))
+    hard = hard & finite
+    index, far = (hard & (usable > 0)).nonzero()[:, 0], (hard & ~(usable > 0)).nonzero()[:, 0]
+    if index.numel():
+        again, report, good = _token_by_token(_take(nine, index), transposed)
+        out, packed = out.index_copy(0, index, again), packed.index_copy(0, index, pack(report))
+        way = way.index_fill(0, index, ROOTED)
+        far = torch.cat([far, index[~good]])
+        note.report = Report(*(x[good] for x in report))
+    note.far = note.far or far.numel() > 0
+    return out.index_fill(0, far, 0.0).contiguous(), packed, way.index_fill(0, far, FAR)
+
+
+def _in_chunks(tokens: Tokens, log_decay: Tensor | None, transposed: bool) -> tuple[Tensor, Tensor, bool]:
+    """Answers, a packed report, and whether it has been looked at and is good."""
+    if log_decay is not None and tokens.key.shape[1]:
+        checks.log_decay(log_decay)
+        return *_with_decay(tokens, log_decay, transposed), False
+    if not transposed:
+        return solve_causal(tokens)
+    _, packed, settled = solve_causal(tokens._replace(query=tokens.key, value=None, cross=None))
+    return pull_causal(tokens.query, tokens._replace(query=tokens.key)).query, packed, settled
+
+
+def _with_decay(tokens: Tokens, log_decay: Tensor, transposed: bool) -> tuple[Tensor, Tensor]:
+    if not (size := length(log_decay, tokens.key.shape[1])):
+        shape = tokens.key if transposed or tokens.value is None else tokens.value
+        endless = torch.full_like(tokens.alpha, torch.inf)
+        return torch.zeros_like(shape), pack(Report(endless, endless, endless))
+    if transposed:  # A_t^-1 (B_t g_t)
+        assert tokens.value is not None
+        wide = Tokens(*(None if x is None else x.double() for x in tokens))  # type: ignore[arg-type]
+        assert wide.value is not None
+        key = wide.key if wide.weight is None else wide.weight.unsqueeze(-1) * wide.key
+        start = None if wide.cross is None else wide.cross.mT
+        query = slopes.read(slopes.fading(log_decay.double(), wide.key), wide.query, wide.value, key, start)
+        out, report = solve_fading(wide._replace(query=query, value=None, cross=None), log_decay, size)
     else:
-        out, report = _with_decay(tokens, log_decay)
-        packed = pack(Report(*(x.to(out.dtype) for x in report)))
-    _, condition, error = packed.unbind(1)
-    ratio = screen(condition, tokens.weight, tokens.alpha, tokens.gain)
-    lost = ~(ratio < SEQUENCE_RATIO) | ~(error < SEQUENCE_ERROR)
-    if bool(lost.any()):
-        finite = torch.isfinite(tokens.key).flatten(1).all(-1)
-        out, packed = (torch.where(finite.view(-1, *[1] * (x.dim() - 1)), x, torch.nan) for x in (out, packed))
-        lost = lost & finite
-        index = lost.nonzero()[:, 0]
-        if index.numel():
-            again, report = _query_by_query(_take(nine, index))
-            out, packed = out.index_copy(0, index, again), packed.index_copy(0, index, pack(report))
-    return out.contiguous(), packed, lost
+        out, report = solve_fading(tokens, log_decay, size)
+    dtype = tokens.key.dtype
+    return out.to(dtype), pack(Report(*(x.to(dtype) for x in report)))
 
 
-def _with_decay(tokens: Tokens, log_decay: Tensor) -> tuple[Tensor, Report]:
-    if size := length(log_decay, tokens.key.shape[1]):
-        return solve_fading(tokens, log_decay, size)
-    out, ratio = tokenwise(tokens, log_decay)
-    error = ratio * torch.finfo(torch.float64).eps + torch.finfo(tokens.key.dtype).eps
-    return out.to(tokens.key.dtype), Report(torch.full_like(ratio, FLOAT64), ratio, error)
+def _residual(tokens: Tokens, log_decay: Tensor | None, r: Tensor) -> Tensor:
+    """B_t g_t - A_t r_t, from the tokens and not from their sums: g_t v_s - c r_t k_s is small before it meets k_s."""
+    grad, key, value, weight, alpha, gain, gram, cross = (None if x is None else x.to(r.dtype) for x in tokens)
+    assert key is not None
+    assert value is not None
+    assert grad is not None
+    assert alpha is not None
+    share = 1.0 if gain is None else gain.view(-1, 1, 1)
+    start = None if gram is None or cross is None else torch.cat([cross.mT, -share * gram.mT], 1)
+    fade = slopes.fading(None if log_decay is None else log_decay.to(r.dtype), key)
+    rows, told = torch.cat([grad, r], -1), torch.cat([value, -share * key], -1)
+    counted = key if weight is None else weight.unsqueeze(-1) * key
+    return slopes.read(fade, rows, told, counted, start) - alpha.view(-1, 1, 1) * r
+
+
+def _token_by_token(nine: Nine, transposed: bool) -> tuple[Tensor, Report, Tensor]:
+    """Answers, a report, and which of them it serves."""
+    tokens = Tokens(*nine[:8])  # type: ignore[arg-type]
+    out, ratio = rooted(tokens, nine[8], transposed)
+    if transposed:  # W_t g_t lies in the span of the keys; what is beside it meets 1 / alpha in the gradients
+        rest = _residual(tokens, nine[8], out)
+        out = out + rooted(tokens._replace(query=rest, value=None, cross=None), nine[8], False)[0]
+    limit = torch.full_like(ratio, SHORT_RATIO if tokens.key.shape[1] < tokens.key.shape[2] else LONG_RATIO)
+    if tokens.gram is not None:
+        limit = torch.where((tokens.gram == 0).flatten(1).all(1), limit, STATE_RATIO)
+    dtype = tokens.key.dtype
+    error = torch.finfo(out.dtype).eps * ratio + torch.finfo(dtype).eps
+    report = Report(torch.full_like(tokens.alpha, QR), ratio.to(dtype), error.to(dtype))
+    return out.to(dtype), report, ratio < limit
 
 
 def _query_by_query(nine: Nine) -> tuple[Tensor, Report]:
@@ -114,57 +230,77 @@ def _query_by_query(nine: Nine) -> tuple[Tensor, Report]:
 
 
 @no_autocast
-def causal_pull(grad: Tensor, *saved: Any) -> Nine:
-    """First-order gradients of all nine; `saved` are these and which went query by query."""
-    nine, lost = saved[:9], saved[9]
-    if bool(lost.any()):
-        return differentiate(grad, saved, False)
-    tokens, log_decay = Tokens(*nine[:8]), nine[8]
-    if log_decay is None:
-        return *pull_causal(grad, tokens), None
-    if size := length(log_decay, tokens.key.shape[1]):
-        pulled, slope = pull_fading(grad, tokens, log_decay, size)
-        return *pulled, slope
-    return differentiate(grad, saved, False)
+def causal_pull(grad: Tensor, nine: Nine, way: Tensor, transposed: bool) -> Nine:
+    """First-order gradients of all nine, also of sequences that went query by query: for the compiled door."""
+    if transposed or not bool((way == FAR).any()):
+        return pull_first(grad, nine, way, transposed, True)
+    with torch.enable_grad():
+        own = [None if x is None else x.detach().requires_grad_() for x in nine]
+        out, _ = causal(Tokens(*own[:8]), own[8])  # type: ignore[arg-type]
+        found = iter(torch.autograd.grad(out, [x for x in own if x is not None], grad, allow_unused=True))
+    return tuple(None if x is None else next(found) for x in own)
 
 
 @no_autocast
-def differentiate(grad: Tensor, saved: Any, again: bool) -> Nine:
-    """Gradients by autograd; with `again` they can be differentiated themselves."""
-    nine, lost = saved[:9], saved[9]
-    with torch.enable_grad():
-        own = list(nine) if again else [None if x is None else x.detach().requires_grad_() for x in nine]
-        wanted = [x for x in own if x is not None and x.requires_grad]
-        out = _formula(tuple(own), lost)
-        slopes = iter(torch.autograd.grad(out, wanted, grad.to(out.dtype), create_graph=again, allow_unused=True))
-    return tuple(next(slopes) if x is not None and x.requires_grad else None for x in own)
+def pull_first(grad: Tensor, nine: Nine, way: Tensor, transposed: bool, moving_weight: bool) -> Nine:
+    """First-order gradients of all nine but for sequences that are FAR: those have 0. Looks at the host."""
+    if transposed or nine[8] is not None:
+        return _pull(grad, nine, transposed, _plain)
+    quick = (*pull_causal(grad, Tokens(*nine[:8])), None)  # type: ignore[arg-type]
+    slow = way >= (STEEP if moving_weight and nine[3] is not None else ROOTED)
+    if not bool(slow.any()):
+        return quick
+    index = slow.nonzero()[:, 0]
+    again = _pull(grad[index], _take(nine, index), False, _plain)
+    return tuple(x if x is None or y is None else x.index_copy(0, index, y) for x, y in zip(quick, again, strict=True))
 
 
-def _formula(nine: Nine, lost: Tensor) -> Tensor:
-    """The answers as a function that autograd can differentiate to any order."""
-    tokens = Tokens(*nine[:8])  # type: ignore[arg-type]
-    if not bool(lost.any()):
-        return tokenwise(tokens, nine[8])[0]
-    index, rest = lost.nonzero()[:, 0], (~lost).nonzero()[:, 0]
-    parts = [_query_by_query(_take(nine, index))[0].double()]
-    if rest.numel():
-        kept = _take(nine, rest)
-        parts.append(tokenwise(Tokens(*kept[:8]), kept[8])[0])  # type: ignore[arg-type]
-    return torch.cat(parts)[torch.cat([index, rest]).argsort()]
+def _plain(*args: Any) -> Tensor:
+    return fits(args[:9], args[9], Note())[0]
+
+
+def _again(*args: Any) -> Tensor:
+    return Causal.apply(*args, Note())[0]  # type: ignore[no-any-return]
+
+
+def _solver(nine: Nine, call: Any) -> tuple[Nine, Any]:
+    """All in float64, where products that cancel leave enough; and fits of other rows, as `slopes` asks for them."""
+    assert nine[1] is not None
+    if has_float64(nine[1].device):
+        nine = tuple(None if x is None else x.double() for x in nine)
+
+    def solve(rows: Tensor, values: bool, transposed: bool) -> Tensor:
+        _, key, value, *middle, cross, log_decay = nine
+        kept = (value, cross) if values else (None, None)
+        return call(rows, key, kept[0], *middle, kept[1], log_decay, transposed)
+
+    return nine, solve
+
+
+def _pull(grad: Tensor, nine: Nine, transposed: bool, call: Any) -> Nine:
+    assert nine[1] is not None
+    if not nine[1].numel():
+        return tuple(None if x is None else torch.zeros_like(x) for x in nine)
+    wide, solve = _solver(nine, call)
+    x, values = wide[0], wide[2] is not None
+    assert x is not None
+    grad = grad.to(x.dtype)
+    query, told = (grad, x) if transposed else (x, grad)
+    found = slopes.pull(query, told, solve(query, False, False), solve(told, values, values), wide)
+    if transposed:
+        found = (solve(query, True, False), *found[1:])
+    return tuple(None if x is None or y is None else y.to(x.dtype) for x, y in zip(nine, found, strict=True))
 
 
 @no_autocast
-def _tangent(saved: Any, tangents: Any) -> Tensor:
-    """J t as the derivative of u -> (J'u) t: torch has no forward-mode AD inside itself."""
-    with torch.enable_grad():
-        own = [None if x is None else x.detach().requires_grad_() for x in saved[:9]]
-        out = _formula(tuple(own), saved[9])
-        u = torch.zeros_like(out, requires_grad=True)
-        moving = [(x, t) for x, t in zip(own, tangents, strict=True) if x is not None and t is not None]
-        slopes = torch.autograd.grad(out, [x for x, _ in moving], u, create_graph=True)
-        along = torch.stack([(slope * t).sum() for slope, (_, t) in zip(slopes, moving, strict=True)]).sum()
-        (found,) = torch.autograd.grad(along, u)
-    return found.to(saved[1].dtype)
+def _push(nine: Nine, tangents: Any, transposed: bool) -> Tensor:
+    assert nine[1] is not None
+    wide, solve = _solver(nine, _again)
+    moved = [
+        None if x is None else torch.zeros_like(x) if t is None else t.to(x.dtype)
+        for x, t in zip(wide, tangents, strict=True)
+    ]
+    return slopes.push(wide, moved, transposed, solve).to(nine[1].dtype)
 
 
 def _take(nine: Nine, index: Tensor) -> Nine:
@@ -172,34 +308,46 @@ def _take(nine: Nine, index: Tensor) -> Nine:
 
 
 class Causal(Door):
-    """A second derivative is taken token by token, so any order works."""
+    """(*nine, transposed, note) -> (answers, packed report, how it was solved). Its derivatives are made of itself."""
 
     @staticmethod
-    def forward(*nine: Any) -> Any:
-        return causal_batch(*nine)
+    def forward(*args: Any) -> Any:
+        return fits(args[:9], *args[9:])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.transposed = inputs[9]
         ctx.mark_non_differentiable(*output[1:])
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*inputs, output[2])
+        ctx.save_for_backward(*inputs[:9], output[2])
         if forward_mode():
-            ctx.save_for_forward(*inputs, output[2])
+            ctx.save_for_forward(*inputs[:9], output[2])
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         if (grad := grads[0]) is None:
-            return (None,) * 9
-        if torch.is_grad_enabled():
-            return differentiate(grad, ctx.saved_tensors, True)
-        return causal_pull(grad, *ctx.saved_tensors)
+            return (None,) * 11
+        *nine, way = ctx.saved_tensors
+        if legacy_batched(grad):
+            found = torch.ops.intention.causal_backward(grad, *nine, way, ctx.transposed)
+            found = tuple(None if x is None else g for x, g in zip(nine, found, strict=True))
+        elif unobserved():
+            found = pull_first(grad, tuple(nine), way, ctx.transposed, ctx.needs_input_grad[3])
+        else:
+            found = _differentiable(grad, tuple(nine), ctx.transposed)
+        return *found, None, None
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
-        return _tangent(ctx.saved_tensors, tangents), None, None
+        return _push(ctx.saved_tensors[:9], tangents[:9], ctx.transposed), None, None
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, *nine: Any) -> Any:
+    def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
         size = info.batch_size
-        out = Causal.apply(*(gather_batch(a, d, size) for a, d in zip(nine, in_dims, strict=True)))
+        out = Causal.apply(*(gather_batch(a, d, size) for a, d in zip(args, in_dims, strict=True)))
         return tuple(scatter_batch(x, size) for x in out), (0, 0, 0)
+
+
+@no_autocast
+def _differentiable(grad: Tensor, nine: Nine, transposed: bool) -> Nine:
+    return _pull(grad, nine, transposed, _again)

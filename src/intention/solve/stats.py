@@ -11,9 +11,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from intention.solve.doors import eager
+
 # Rounding that a sum of products may show: beyond this share of the trace a negative direction is real.
 ROUNDING = 1e-10
 EPS = torch.finfo(torch.float64).eps
+FLAT = 4  # a column that varies by less than so many roundings of its size is constant
 
 
 class Stats(NamedTuple):
@@ -30,21 +33,12 @@ class Stats(NamedTuple):
     def of(key: Tensor, value: Tensor, weight: Tensor | None = None) -> Stats:
         """The sums of points (..., N, d), (..., N, k) with weights (..., N)."""
         key, value = key.double(), value.double()
-        n = key.shape[-2]
-        if weight is None:
-            count = key.new_full(key.shape[:-2], n)
-            share = key.new_full((1, n), 1 / max(n, 1))
-        else:
-            weight = weight.double()
-            count = weight.sum(-1)
-            share = (weight / torch.where(count > 0, count, 1.0).unsqueeze(-1)).unsqueeze(-2)
-        mean_key, mean_value = share @ key, share @ value
-        key, value = key - mean_key, value - mean_value
-        rest_key, rest_value = share @ key, share @ value  # the rounding of the means, taken out of the products
+        weight = None if weight is None else weight.double()
+        count = key.new_full(key.shape[:-2], key.shape[-2]) if weight is None else weight.sum(-1)
+        key, mean_key = centred(key, weight)
+        value, mean_value = centred(value, weight)
         weighed = key if weight is None else weight.unsqueeze(-1) * key
-        lifted = count[..., None, None] * rest_key.mT
-        scatter, cross = weighed.mT @ key - lifted * rest_key, weighed.mT @ value - lifted * rest_value
-        mean_key, mean_value = mean_key + rest_key, mean_value + rest_value
+        scatter, cross = weighed.mT @ key, weighed.mT @ value
         noise = EPS * _diagonal(scatter)
         return Stats(count, mean_key.squeeze(-2), mean_value.squeeze(-2), scatter, cross, noise)
 
@@ -57,7 +51,7 @@ class Stats(NamedTuple):
 
         They cannot where a count or a direction of the scatter would turn negative, by more than rounding.
         """
-        left = self._joined(other, -1.0)
+        left = self._joined(other, -1.0)._without_noise()
         size = torch.where(left.total.abs() < ROUNDING * self.total, 0.0, left.total)
         eye = torch.eye(left.scatter.shape[-1], dtype=torch.float64, device=left.scatter.device)
         slack = ROUNDING * _trace(self.scatter) + 100 * left.noise.sum(-1) + torch.finfo(torch.float64).tiny
@@ -79,14 +73,29 @@ class Stats(NamedTuple):
         # means far from 0 know their difference less well
         moved = (lever.squeeze(-1) * key * (self.mean_key.abs() + other.mean_key.abs())).abs().detach()
         cross = self.cross + sign * other.cross + lever * key.unsqueeze(-1) * value.unsqueeze(-2)
+        noise = self.noise + other.noise + EPS * (_diagonal(scatter).abs() + 4 * moved)
+        # a column that is constant has a mean that is rounded, and nothing else
+        rounding = (a + b.abs())[..., None] * (FLAT * EPS * (self.mean_key.abs() + other.mean_key.abs())).square()
+        flat = ((_diagonal(scatter).abs() <= rounding) & (noise <= 100 * rounding)).unsqueeze(-1)
+        scatter, cross = _value_zero(scatter, flat | flat.mT), _value_zero(cross, flat)
         return Stats(
             count,
             self.mean_key + share[..., None] * key,
             self.mean_value + share[..., None] * value,
             (scatter + scatter.mT) / 2,
             cross,
-            self.noise + other.noise + EPS * (_diagonal(scatter).abs() + 4 * moved),
+            torch.where(flat.squeeze(-1), 0.0, noise),
         )
+
+    def _without_noise(self) -> Stats:
+        """A scatter that is not positive definite has directions of rounding alone, which are 0."""
+        if not eager() or not bool(torch.linalg.cholesky_ex(self.scatter)[1].any()):
+            return self
+        finite = torch.isfinite(self.scatter).flatten(-2).all(-1)[..., None, None]
+        values, vectors = torch.linalg.eigh(torch.where(finite, self.scatter.detach(), 0.0))
+        real = torch.where(values.abs() > 4 * self.noise.sum(-1, keepdim=True), values, 0.0)
+        clean = _value_zero(self.scatter, finite) + (vectors * real.unsqueeze(-2)) @ vectors.mT
+        return self._replace(scatter=clean)
 
     def forget(self, gamma: Tensor) -> Stats:
         """Every point counts `gamma` times what it did."""
@@ -98,7 +107,7 @@ class Stats(NamedTuple):
             noise=gamma[..., None] * self.noise,
         )
 
-    def centred(self) -> tuple[Tensor, Tensor]:
+    def around_means(self) -> tuple[Tensor, Tensor]:
         """K'WK and K'WV of the points minus their means."""
         return self.scatter, self.cross
 
@@ -116,6 +125,42 @@ class Stats(NamedTuple):
         # cross_c = n_c (m_c - mean)
         scaled = self.cross / torch.where(size > 0, size, 1.0)
         return self.scatter - scaled @ self.cross.mT
+
+
+def centred(x: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The rows of x (..., N, d) around their mean (..., 1, d), weighted, in float64; a constant column is exactly 0.
+
+    Centred twice, which removes the rounding of the first mean: else it is a direction that only rounding has, and
+    alpha = 0 divides by it.
+    """
+    n = x.shape[-2]
+    if weight is None:
+        share = x.new_full((1, n), 1 / max(n, 1))
+    else:
+        count = weight.sum(-1, keepdim=True)
+        share = (weight / torch.where(count > 0, count, 1.0)).unsqueeze(-2)
+    mean = share @ x
+    near = x - mean
+    rest = share @ near
+    return without_rounding(near - rest, x, None if weight is None else weight > 0), mean + rest
+
+
+def without_rounding(near: Tensor, x: Tensor, there: Tensor | None) -> Tensor:
+    """Centred rows `near` of x: 0 in the columns that are constant over the points that are `there` (..., N)."""
+    if not x.shape[-2]:
+        return near
+    low = high = x.detach()
+    if there is not None:
+        there = there.unsqueeze(-1)
+        low, high = torch.where(there, low, torch.inf), torch.where(there, high, -torch.inf)
+    low, high = low.amin(-2, keepdim=True), high.amax(-2, keepdim=True)
+    flat = high - low <= FLAT * EPS * torch.maximum(low.abs(), high.abs())
+    return _value_zero(near, flat if there is None else flat & there)
+
+
+def _value_zero(x: Tensor, where: Tensor) -> Tensor:
+    """0 there, with the derivative of x."""
+    return x - torch.where(where, x.detach(), 0.0)
 
 
 def _diagonal(matrix: Tensor) -> Tensor:

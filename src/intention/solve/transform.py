@@ -104,6 +104,11 @@ def _again(rows: Tensor, points: Points, solver: str, inverse: bool, matrix: Ten
 def _pull(
     grad: Tensor, points: Points, out: Tensor, matrix: Tensor, packed: Tensor, solver: str, inverse: bool
 ) -> tuple[Tensor | None, ...]:
+    times = points.rows.shape[0] // max(points.key.shape[0], 1)
+    if solver == "auto" and unobserved() and _in_kernels(packed):
+        pulled = native.backward(grad, out, *points, matrix, packed, inverse)
+        if pulled is not None:
+            return pulled[0], sum_neighbours(pulled[1], times), *pulled[2:]
     dtype = grad.dtype
     if dtype != torch.float64 and solver == "auto" and has_float64(grad.device) and not uneventful(packed):
         # ill-conditioned: products of X and K cancel, so all of it runs in float64
@@ -111,11 +116,6 @@ def _pull(
         fresh, matrix, packed = Transform.apply(*wide, solver, inverse, True, None, None)
         pulled = _pull(grad.double(), wide, fresh, matrix, packed, solver, inverse)
         return tuple(None if g is None else g.to(dtype) for g in pulled)
-    times = points.rows.shape[0] // max(points.key.shape[0], 1)
-    if solver == "auto" and uneventful(packed) and unobserved():
-        pulled = native.backward(grad, out, *points[1:], matrix, inverse)
-        if pulled is not None:
-            return pulled[0], sum_neighbours(pulled[1], times), *pulled[2:]
     y = _again(grad, points, solver, inverse, matrix, packed)  # Y = g Sigma^-1
     key = points.key.repeat_interleave(times, 0) if times > 1 else points.key
     cross = -torch.bmm(out.mT, y)  # dSigma = -X'Y
@@ -138,6 +138,11 @@ def _pull(
             weight = along if points.gain is None else points.gain.unsqueeze(1) * along
             key_grad = points.weight.unsqueeze(-1) * key_grad
     return y, sum_neighbours(key_grad, times), weight, alpha, gain
+
+
+def _in_kernels(packed: Tensor) -> bool:
+    """Whether the kernels' backward knows the route of every element, and none is NaN."""
+    return uneventful(packed) or bool(((packed[:, 0] < PINV) & torch.isfinite(packed[:, 1])).all())
 
 
 def _times_sigma(rows: Tensor, points: Points, key: Tensor) -> Tensor:

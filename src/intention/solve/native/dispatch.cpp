@@ -92,8 +92,8 @@ double backward_work(const RidgeArguments& a) {
 }
 
 double sigma_work(const RidgeArguments& a) {
-    const double n = double(a.points), m = double(a.queries), d = double(a.features);
-    return (n / 2 + m + d / 2) * d * d + m * n * (d + double(a.columns));
+    const double n = double(a.points), m = double(a.queries), d = double(a.features), size = double(size_of_sigma(a));
+    return n * d * size / 2 + (m + size / 2) * size * size + m * n * (d + double(a.columns));
 }
 
 double causal_work(const CausalArguments& a) {
@@ -103,7 +103,7 @@ double causal_work(const CausalArguments& a) {
 
 }  // namespace
 
-EXPORTED int intention_native_abi(void) { return 3; }
+EXPORTED int intention_native_abi(void) { return 4; }
 EXPORTED const char* intention_native_arch(void) { return kernels.name; }
 EXPORTED void intention_native_forked(void) { begin_anew(); }  // where the fork was before this library was loaded
 

@@ -1,22 +1,21 @@
 // softmax(Q Sigma^-1 K') V for a batch, Sigma = c K'K + alpha I.
 #include "kernels.h"
 #include "scores.h"
+#include "wide.h"
 
 namespace INTENTION_ARCH {
 
 // The queries of a block and what is known of their softmax so far.
 template <class T>
 struct Block {
-    T *moved;   // (QUERIES, d): Q Sigma^-1
-    T *query;   // (d, queries of the block): its transpose
-    T *scores;  // (KEYS, queries of the block)
+    Lanes<T> lanes;
+    T *scores;  // (keys at once, queries of the block)
     T *largest, *total;  // per query
     T *shrink;  // what the keys before count less, since the largest score has grown
 
-    Block(Int d, Arena& arena)
-        : moved(arena.take<T>(Blocks<T>::QUERIES * d)),
-          query(arena.take<T>(Blocks<T>::QUERIES * d)),
-          scores(arena.take<T>(Blocks<T>::QUERIES * KEYS)),
+    Block(const RidgeArguments& a, Arena& arena)
+        : lanes(a, arena),
+          scores(arena.take<T>(Blocks<T>::QUERIES * keys_at_once(a))),
           largest(arena.take<T>(Blocks<T>::QUERIES)),
           total(arena.take<T>(Blocks<T>::QUERIES)),
           shrink(arena.take<T>(Blocks<T>::QUERIES)) {}
@@ -61,19 +60,17 @@ struct Weigh {
     }
 };
 
-// out (m x k) for the m queries of the block; their largest scores and 1 / totals where a backward will want them
+// out (m x k) for the m queries of the block, whose scores are to be made of `lanes`; their largest scores and 1 / totals
+// where a backward will want them
 template <class T>
-void attend(const RidgeArguments& a, Int m, In<T> query, const Fit<T>& f, T* out, T* kept, const Block<T>& block,
-            Arena& arena) {
-    const Int n = a.points, d = a.features, k = a.columns, width = padded<T>(m);
+void attend(const RidgeArguments& a, Int m, const Fit<T>& f, T* out, T* kept, const Block<T>& block) {
+    const Int n = a.points, k = a.columns, width = padded<T>(m), step = keys_at_once(a);
     const auto weigh = step_of<Weigh, T>(width / WIDTH<T>);
-    f.solve(m, query.t(), rows_of(block.moved, d).t(), arena);
-    turn_rows<T>(m, d, width, rows_of<const T>(block.moved, d), block.query);
     for (Int i = 0; i < width; ++i) block.largest[i] = lowest<T>(), block.total[i] = 0;
     const In<T> scores = rows_of<const T>(block.scores, width);
-    for (Int j = 0; j < n; j += KEYS) {
-        const Int keys = smaller(KEYS, n - j);
-        multiply<T>(keys, width, d, f.key.at(j, 0), rows_of<const T>(block.query, width), rows_of(block.scores, width));
+    for (Int j = 0; j < n; j += step) {
+        const Int keys = smaller(step, n - j);
+        block.lanes.scores(a, f.key, j, keys, width, block.scores);
         weigh(keys, block);
         for (Int i = 0; i < m && j; ++i)
             for (Int c = 0; c < k && block.shrink[i] != 1; ++c) out[i * k + c] *= block.shrink[i];
@@ -86,27 +83,78 @@ void attend(const RidgeArguments& a, Int m, In<T> query, const Fit<T>& f, T* out
     }
 }
 
+// Rounding moves a score by eps times this: |x| |k|, or in the dual |q| |k| |G^-1|.
+template <class T>
+T reach(const RidgeArguments& a, const Fit<T>& f, T ratio, T longest_key, Int width, const Lanes<T>& lanes) {
+    if (a.dual) return longest_column(a.features, width, lanes.query) * longest_key * ratio / f.largest;
+    return longest_column(a.features, width, lanes.moved) * longest_key;
+}
+
+constexpr double MOVED_SCORE = 1e-5;  // by rounding: more than that is worth doing it again in double
+
+// All queries of one element. SOME_LEFT: a refinement step, or the rounding of scores, was too large. Where there are
+// numbers that square to infinity, rounding is not what matters.
+template <class T>
+Status answer(const RidgeArguments& a, const Fit<T>& f, Int b, T* report, const Block<T>& block, Arena& arena) {
+    const Int m = a.queries, k = a.columns;
+    const T ratio = report[1], eps = sizeof(T) == 4 ? T(__FLT_EPSILON__) : T(__DBL_EPSILON__);
+    const Sigma<T> sigma = {f.key, f.head.alpha, f.head.gain, f.solve, !(ratio < T(a.easy))};
+    const Blocks<T> blocks(m);
+    const T longest_key = longest_row(a.points, a.features, f.key);
+    T *out = static_cast<T*>(a.forward.out) + b * m * k, *kept = of_element<T>(a.coef, b, 2 * m), size = 0;
+    for (Int i = 0; i < m; i += blocks.step) {
+        const Int rows = blocks.rows(i), width = padded<T>(rows);
+        size = larger(size, block.lanes.fill(a, sigma, rows, width, f.head.query.at(i, 0), arena));
+        const T moved = eps * reach(a, f, ratio, longest_key, width, block.lanes);
+        const bool too_far = moved > T(MOVED_SCORE) && __builtin_isfinite(moved);
+        if (too_far || !(size < T(a.small_correction))) return SOME_LEFT;
+        attend(a, rows, f, out + i * k, kept ? kept + i : kept, block);
+    }
+    if (!sigma.refined) return PLAIN;
+    report[0] = FLOAT64, report[2] = size;
+    return SOME_REFINED;
+}
+
+// The same in double, rounded at the end.
+template <class T>
+Status answer_in_double(const RidgeArguments& a, Int b, T* report, Arena& arena) {
+    const Int count = a.queries * a.columns;
+    RidgeArguments wide = in_double<T>(a, b, arena);
+    double told[3], *out = arena.take<double>(count);
+    wide.coef = wide.matrix = nullptr;  // a backward makes them again
+    wide.forward.out = out, wide.forward.report = told;
+    if (sigma_forward(wide, 0, 1) == SOME_LEFT) return SOME_LEFT;
+    narrow(count, out, static_cast<T*>(a.forward.out) + b * count);
+    report[0] = FLOAT64, report[1] = T(told[1]), report[2] = T(told[2]);
+    return SOME_REFINED;
+}
+
+template <class T>
+Status element(const RidgeArguments& a, const Fit<T>& f, Int b, const Block<T>& block, Arena& arena) {
+    T* report = static_cast<T*>(a.forward.report) + b * 3;
+    const T ratio = screened(a, f, ratio_of(a, f, size_of(a), arena));
+    const T eps = sizeof(T) == 4 ? T(__FLT_EPSILON__) : T(__DBL_EPSILON__);
+    report[0] = a.dual ? DUAL : PRIMAL, report[1] = ratio, report[2] = ratio * eps;
+    const bool trusted = ratio < T(sizeof(T) == 4 ? a.easy : a.hard);
+    Status status = trusted ? answer(a, f, b, report, block, arena) : SOME_LEFT;
+    if constexpr (sizeof(T) == 4) {
+        if (status == SOME_LEFT) status = answer_in_double(a, b, report, arena);
+    }
+    keep_factor(a, f, b, size_of(a));
+    return status;
+}
+
 template <class T>
 int sigma(const RidgeArguments& a, Int from, Int to) {
     static thread_local Arena arena, near;
-    const Int m = a.queries, d = a.features, k = a.columns;
-    const Blocks<T> blocks(m);
     near.reset();
-    const Block<T> block(d, near);
+    const Block<T> block(a, near);
     Fit<T> fits[WIDTH<T>];
     int status = PLAIN;
-    for (Int b = from; b < to && status == PLAIN;) {
+    for (Int b = from; b < to && status != SOME_LEFT;) {  // then the whole call goes another way
         const int count = fit_next(a, b, to, true, fits, arena);
-        for (int g = 0; g < count && status == PLAIN; ++g, ++b) {
-            const Fit<T>& f = fits[g];
-            const T ratio = screened(a, f, ratio_of(a, f, d, arena));
-            static_cast<T*>(a.forward.report)[b] = ratio;
-            if (!(ratio < T(a.easy))) status = SOME_LEFT;  // the whole call goes another way
-            T *out = static_cast<T*>(a.forward.out) + b * m * k, *kept = of_element<T>(a.coef, b, 2 * m);
-            for (Int i = 0; i < m && status == PLAIN; i += blocks.step)
-                attend(a, blocks.rows(i), f.head.query.at(i, 0), f, out + i * k, kept ? kept + i : kept, block, arena);
-            keep_factor(a, f, b, d);
-        }
+        for (int g = 0; g < count && status != SOME_LEFT; ++g, ++b)
+            status = larger<int>(status, element(a, fits[g], b, block, arena));
     }
     arena.reset();
     return status;

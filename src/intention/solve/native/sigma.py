@@ -10,25 +10,25 @@ from torch import Tensor
 
 from intention.solve.doors import sum_neighbours
 from intention.solve.factor import wants_inverse
-from intention.solve.native.call import BACKWARD, FORWARD, PLAIN, Call, call, described, pointer, readable, room
+from intention.solve.native.call import BACKWARD, FORWARD, SOME_LEFT, Call, call, described, pointer, readable, room
 from intention.solve.native.library import kernel
 from intention.solve.problem import Plan, Problem
 from intention.solve.pullback import Grads, Needs
 
-_PLAN = Plan(dual=False, intercept=False, scale=1.0)
+_PLANS = [Plan(dual, intercept=False, scale=1.0) for dual in (False, True)]
 _ROWS = 64  # queries that are worth a part of their own: a block of the kernel
 
 
 class Found(NamedTuple):
     out: Tensor  # (B, M, k)
-    ratio: Tensor  # (B,)
+    packed: Tensor  # (B, 3), as in `ladder`
     parts: int  # into which the queries of an element were split; each counts as an element below
     kept: Tensor  # (B * parts, 2, M / parts): largest score and 1 / the sum of exponentials of each query
-    matrix: Tensor  # (B * parts, d, d): Sigma^-1 or L
+    matrix: Tensor  # (B * parts, n, n): Sigma^-1 or L, n the smaller of N and d
 
 
 def forward(problem: Problem, keep: bool) -> Found | None:
-    """softmax(Q Sigma^-1 K') V. None where the kernel does not apply, or an element must climb the accuracy ladder.
+    """softmax(Q Sigma^-1 K') V. None where the kernel does not apply, or an element is beyond double precision.
 
     `kept` and `matrix` are what a backward needs; without `keep` they are anything.
     """
@@ -38,14 +38,16 @@ def forward(problem: Problem, keep: bool) -> Found | None:
         return None
     if (block := _call(problem, parts)) is None:
         return None
-    (batch, m), d = query.shape[:2], key.shape[-1]
-    out, ratio = query.new_empty((batch, m, value.shape[-1])), query.new_empty(batch * parts)
-    kept = matrix = ratio  # without `keep` nobody looks at them
+    (batch, m), n = query.shape[:2], min(key.shape[-2:])
+    out, packed = query.new_empty((batch, m, value.shape[-1])), query.new_empty((batch * parts, 3))
+    kept = matrix = packed  # without `keep` nobody looks at them
     if keep:
-        kept, matrix = query.new_empty((batch * parts, 2, m // parts)), query.new_empty((batch * parts, d, d))
-    ends = kept.data_ptr() if keep else 0, matrix.data_ptr() if keep else 0, out.data_ptr(), ratio.data_ptr()
-    status = function(FORWARD.pack(*block.numbers, *ends))
-    return Found(out, ratio[::parts], parts, kept, matrix) if status == PLAIN else None
+        kept, matrix = query.new_empty((batch * parts, 2, m // parts)), query.new_empty((batch * parts, n, n))
+    ends = kept.data_ptr() if keep else 0, matrix.data_ptr() if keep else 0, out.data_ptr(), packed.data_ptr()
+    if function(FORWARD.pack(*block.numbers, *ends)) == SOME_LEFT:
+        return None
+    packed = packed.view(batch, parts, 3).amax(1) if parts > 1 else packed  # in double if one part is
+    return Found(out, packed, parts, kept, matrix)
 
 
 def backward(problem: Problem, found: Found, grad: Tensor, needs: Needs) -> Grads | None:
@@ -69,7 +71,8 @@ def backward(problem: Problem, found: Found, grad: Tensor, needs: Needs) -> Grad
         None,
     )
     kept, matrix, out = found.kept.contiguous(), found.matrix.contiguous(), found.out.contiguous()
-    ends = kept.data_ptr(), matrix.data_ptr(), 0, 0, out.data_ptr(), *g
+    route = found.packed.repeat_interleave(found.parts, 0) if found.parts > 1 else found.packed
+    ends = kept.data_ptr(), matrix.data_ptr(), route.data_ptr(), route.stride(0), out.data_ptr(), *g
     d_query, d_key, d_value, _, d_alpha, d_gain, _ = map(pointer, grads)
     function(BACKWARD.pack(*block.numbers, *ends, d_query, d_key, d_value, 0, d_alpha, 0, d_gain))
     return Grads(grads.query, *(sum_neighbours(x, found.parts) for x in grads[1:]))
@@ -77,11 +80,12 @@ def backward(problem: Problem, found: Found, grad: Tensor, needs: Needs) -> Grad
 
 def _call(problem: Problem, parts: int) -> Call | None:
     query, key, value, _, alpha, gain = problem
-    inverse = wants_inverse(key.shape[-1], query.shape[-2])
+    n, d = key.shape[-2:]
+    inverse = wants_inverse(min(n, d), query.shape[-2])
     if parts > 1:  # as neighbours that share their keys
         query = query.reshape(-1, query.shape[1] // parts, query.shape[2])
         alpha, gain = alpha.repeat_interleave(parts), None if gain is None else gain.repeat_interleave(parts)
-    return call(query, key, value, None, alpha, gain, _PLAN, inverse)
+    return call(query, key, value, None, alpha, gain, _PLANS[n < d], inverse)
 
 
 def _parts(batch: int, queries: int) -> int | None:
