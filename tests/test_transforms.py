@@ -12,6 +12,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import reference
 from intention import functional as F
 from intention import naive
+from intention.solve import batch
+from intention.solve import compiled as doors
 
 TALL, WIDE, DEEP = (5, 3, 2, 3), (2, 3, 5, 3), (5, 2, 4, 19)  # n, m, d, k; the last uses the explicit inverse
 SHAPES = [TALL, WIDE, DEEP]
@@ -353,22 +355,166 @@ def operator_arguments(name, dtype=torch.float64):
     gain = torch.rand(2, dtype=dtype, requires_grad=True)
     if name == "ridge":
         return [
-            (q, k, v, None, alpha, None, False, False, 1.0, "auto", False),
-            (q, k, v, weight, alpha, gain, True, True, 0.5, "auto", False),
-            (q, k, v, weight, alpha, None, False, False, 1.0, "float64", False),
+            (q, k, v, None, alpha, None, False, False, 1.0, "auto", False, True),
+            (q, k, v, weight, alpha, gain, True, True, 0.5, "auto", False, True),
+            (q, k, v, weight, alpha, None, False, False, 1.0, "float64", False, False),
+            (q, k.detach(), v, None, alpha.detach(), None, False, False, 1.0, "auto", False, False),
         ]
+    if name == "sigma":
+        return [(q, k, v, alpha, None, False, True), (q, k, v.detach(), alpha, gain, True, False)]
+    if name == "causal":
+        q = torch.randn(2, 5, 4, dtype=dtype, requires_grad=True)
+        return [
+            (q, k, v, weight, alpha, gain, None, None, None),
+            (q, k.detach(), None, None, alpha, None, None, None, -torch.rand(2, 5, dtype=dtype)),
+        ]
+    if name == "inverse":
+        square = (k.mT @ k).detach().requires_grad_()
+        return [(square, weight[:, :4].detach(), alpha, gain, False, 1e-16)]
     return [
-        (q, k, None, alpha, None, "auto", False, False, None, None),
-        (q, k, weight, alpha, gain, "auto", True, False, None, None),
+        (q, k, None, alpha, None, "auto", False, False, True),
+        (q, k, weight, alpha, gain, "auto", True, False, True),
+        (q, k, weight.detach(), alpha, None, "auto", True, False, False),
     ]
 
 
-@pytest.mark.parametrize("name", ["ridge", "transform"])
-@pytest.mark.parametrize("case", [0, 1, 2])
+OPERATORS = [(name, i) for name in ("ridge", "transform", "sigma", "causal", "inverse") for i in range(4)]
+
+
+@pytest.mark.parametrize(("name", "case"), [(n, i) for n, i in OPERATORS if i < len(operator_arguments(n))])
 def test_opcheck(name, case):
-    cases = operator_arguments(name)
-    if case < len(cases):
-        torch.library.opcheck(getattr(torch.ops.intention, name).default, cases[case])
+    torch.library.opcheck(getattr(torch.ops.intention, name).default, operator_arguments(name)[case])
+
+
+@pytest.fixture
+def backwards(monkeypatch):
+    """What the compiled backward of a ridge fit is asked for, and how many elements are fitted again in float64."""
+    asked, again, pull, redo = [], [], doors.backward_batch, batch._redo
+    monkeypatch.setattr(doors, "backward_batch", lambda *args: asked.append(args[-1]) or pull(*args))
+    monkeypatch.setattr(batch, "_redo", lambda *args: again.append(args[5]) or redo(*args))
+    return asked, again
+
+
+@pytest.mark.parametrize("shape", [(11, 7, 3, 5), (3, 7, 11, 5)])
+def test_a_compiled_backward_computes_what_is_asked_for(shape, backwards):
+    """alpha's gradient is a sum that may cancel and is then made again in float64: not where nobody asked for it."""
+    asked, again = backwards
+    f = compiled(lambda q, k, v, a: F.intention(q, k, v, alpha=a), backend="aot_eager")
+    q, k, v = draw(shape, lead=(61,), dtype=torch.float32)
+    torch.autograd.grad(f(q, k, v, 2.0), [q, k, v], torch.randn(61, 7, 5))
+    torch.autograd.grad(f(q, k.detach(), v, 2.0), [q, v], torch.randn(61, 7, 5))
+    assert asked == [(True, True, True, False, False, False), (True, False, True, False, False, False)]
+    assert not again
+    alpha = torch.full((61,), 2.0, requires_grad=True)
+    upstream = torch.randn(61, 7, 5)
+    (got,) = torch.autograd.grad(f(q.detach(), k.detach(), v.detach(), alpha), [alpha], upstream)
+    assert asked[2:] == [(False, False, False, False, True, False)]
+    found = [x.tolist() for x in again]
+    again.clear()
+    (want,) = torch.autograd.grad(F.intention(q.detach(), k.detach(), v.detach(), alpha=alpha), [alpha], upstream)
+    assert found == [x.tolist() for x in again] != []
+    assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("name", ["plain", "alpha", "weight", "intercept", "causal", "convex", "constant keys"])
+def test_compiled_equals_eager(call, wide, name):
+    """The same numbers, and gradients of whatever requires one."""
+    q, k, v = draw((5, 13, 11, 7) if wide else (13, 13, 5, 7), lead=(3,), dtype=torch.float32)
+    if name == "causal":
+        q = torch.randn(3, k.shape[1], k.shape[2], requires_grad=True)
+    alpha = torch.tensor([0.5, 1.5, 2.0], requires_grad=True) if name == "alpha" else 0.7
+    weight = torch.rand(3, k.shape[1], requires_grad=True) if name == "weight" else None
+    fixed = {"is_causal": name == "causal", "intercept": name == "intercept"}
+    fixed["covariance"] = "convex" if name == "convex" else "ridge"
+    k.requires_grad_(name != "constant keys")
+    leaves = [x for x in (q, k, v, alpha, weight) if isinstance(x, torch.Tensor) and x.requires_grad]
+
+    def f(q, k, v, alpha, weight):
+        return getattr(F, call)(q, k, v, alpha=alpha, weight=weight, **fixed)
+
+    got, want = compiled(f, backend="aot_eager")(q, k, v, alpha, weight), f(q, k, v, alpha, weight)
+    torch.testing.assert_close(got, want)
+    upstream = torch.randn_like(want)
+    pairs = zip(torch.autograd.grad(got, leaves, upstream), torch.autograd.grad(want, leaves, upstream), strict=True)
+    for a, b in pairs:
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_compiled_inference_keeps_nothing(call):
+    """No gradient can be asked for: neither coefficients nor factor leave the operator."""
+    q, k, v = draw((13, 7, 5, 3), lead=(2,), dtype=torch.float32)
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    f = compiled(lambda q, k, v: getattr(F, call)(q, k, v, alpha=0.5), backend=backend)
+    want = getattr(F, call)(q, k, v, alpha=0.5)
+    torch.testing.assert_close(f(q, k, v), want)
+    with torch.no_grad():
+        torch.testing.assert_close(f(q, k, v), want)
+    torch.testing.assert_close(f(q.detach(), k.detach(), v.detach()), want)
+    kept = [node.args[-1] for graph in graphs for node in graph.graph.nodes if "intention" in str(node.target)]
+    assert kept == [True, False, False]
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_gradient_of_a_program_exported_without_gradients(call):
+    """It kept nothing for a backward, which therefore solves again."""
+
+    class Net(torch.nn.Module):
+        def forward(self, q, k, v):
+            return getattr(F, call)(q, k, v, alpha=0.5)
+
+    leaves = draw((13, 7, 5, 3), lead=(2,), dtype=torch.float32)
+    with torch.no_grad():
+        program = torch.export.export(Net(), tuple(x.detach() for x in leaves)).module()
+    got = torch.autograd.grad(program(*leaves).square().sum(), leaves)
+    for a, b in zip(got, torch.autograd.grad(Net()(*leaves).square().sum(), leaves), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_compiled_causal_gradient_query_by_query():
+    """alpha = 0: sequences that chunks cannot serve; their gradient is taken by autograd inside the operator."""
+    leaves = draw((7, 7, 3, 2), lead=(2,))
+
+    def f(*x):
+        return F.intention(*x, alpha=0.0, is_causal=True)
+
+    got = torch.autograd.grad(compiled(f, backend="aot_eager")(*leaves).square().sum(), leaves)
+    for a, b in zip(got, torch.autograd.grad(f(*leaves).square().sum(), leaves), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("hard", [False, True])
+def test_compiled_sigma_in_parts_and_on_the_ladder(threads, hard):
+    """Queries split between threads, and an element that the kernel leaves to transform and attention."""
+    q, k, v = draw((131, 134, 5, 3), lead=(1,), dtype=torch.float32)
+    with torch.no_grad():
+        k[..., 0] *= 0.03 if hard else 1
+
+    def f(*x):
+        return F.sigma_intention(*x, alpha=1e-2 if hard else 0.5, return_info=True)
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        want, info = f(q, k, v)
+        got, told = compiled(f, backend="aot_eager")(q, k, v)
+        upstream = torch.randn_like(want)
+        pairs = zip(*(torch.autograd.grad(x, [q, k, v], upstream) for x in (got, want)), strict=True)
+        assert info.route.bool().all() == hard
+        torch.testing.assert_close(told, info)
+        torch.testing.assert_close(got, want)
+        for a, b in pairs:
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("call", ["attention", "linear_attention", *CALLS])

@@ -15,23 +15,21 @@ from intention.prepare import is_dual, problem_of, unflatten_report
 from intention.solve.doors import compiling, gradient_free, look
 from intention.solve.ladder import DUAL, FLOAT64, PRIMAL, TOLERATED, Report, has_float64, warn_inaccurate
 from intention.solve.rows import Points
-from intention.solve.sigma import sigma
+from intention.solve.sigma import SMALL_ROUNDING, rounding, sigma
 from intention.solve.transform import transform
 
-# The rounding of a score up to which float32 serves: measured on 3,000 calls, answers then err by 5e-6 at most.
-SMALL_ROUNDING = 1e-5
 LARGEST_EXPONENT = 80.0
 
 
 def fused(inputs: Inputs) -> tuple[Tensor, Report] | None:
     """The whole answer in one compiled kernel, or None: an element is beyond it, a call is transformed, ..."""
-    if compiling() or inputs.weight is not None:
+    if inputs.weight is not None:
         return None
     flat, restore = layout.flatten(inputs)
-    found = sigma(problem_of(flat)[0])
-    return (
-        None if found is None else (restore(found[0]), unflatten_report(found[1], is_dual("auto", inputs.key), inputs))
-    )
+    found = sigma(*problem_of(flat))
+    if found is None:
+        return None
+    return restore(found[0]), unflatten_report(found[1], is_dual("auto", inputs.key), inputs)
 
 
 def transform_shared(inputs: Inputs, solver: str) -> tuple[Tensor, Tensor, Report]:
@@ -78,11 +76,10 @@ def centred_key(inputs: Inputs, keep: Tensor | None) -> Tensor:
 def scored(moved: Tensor, key: Tensor, report: Report, solver: str) -> tuple[Tensor, Report, bool]:
     """(queries, report with the error of the scores, whether they must be computed again in float64).
 
-    The rounding of X = Q Sigma^-1 moves each score x.k by up to eps |x| |k|. Named solvers are not certified.
+    Named solvers are not certified.
     """
     with torch.no_grad():
-        reach = torch.linalg.vector_norm(moved, dim=-1).amax(-1) * torch.linalg.vector_norm(key, dim=-1).amax(-1)
-        error = reach * torch.finfo(moved.dtype).eps
+        error = rounding(moved, key)
     report = report._replace(error=torch.fmax(report.error, _worst(error, report.error.shape).to(report.error.dtype)))
     if solver != "auto":
         return moved, report, False

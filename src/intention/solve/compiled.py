@@ -1,5 +1,8 @@
 """The compiled door: the same implementations as custom operators, for torch.compile and torch.export.
 
+A forward keeps what a backward needs only where a gradient can be asked for (`keep`); a backward without it solves
+again. A backward is told which gradients are asked for (`needs`) and returns those, in the order of the arguments.
+
 Eager code never comes here: torch.func.grad does not work through custom operators and forward-mode AD would lose
 tangents.
 Double backward through torch.compile is a limit of torch.
@@ -7,21 +10,22 @@ Double backward through torch.compile is a limit of torch.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Optional
 
 import torch
 from torch import Tensor
-from torch.library import custom_op
+from torch.library import Library, infer_schema, register_autograd, register_fake, register_vmap
 
-from intention.solve import inverse, sequence, transform
+from intention.solve import inverse, sequence, sigma, transform
 from intention.solve.batch import backward_batch, solve_batch
 from intention.solve.doors import gather_batch, refuse_onnx, scatter_batch
-from intention.solve.ladder import REFINED, Report, pack, unpack, warn_inaccurate
+from intention.solve.ladder import REFINED, Report, warn_inaccurate, whole
 from intention.solve.problem import Plan, Problem
 from intention.solve.pullback import Needs
 from intention.solve.rows import Points, transform_rows
 
-Opt = Optional[Tensor]  # noqa: UP045 - custom_op reads the annotations itself
+Opt = Optional[Tensor]  # noqa: UP045 - infer_schema reads the annotations itself
 
 
 def _factor_dtype(like: Tensor, solver: str) -> torch.dtype:
@@ -32,14 +36,28 @@ def _plain(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(x.contiguous() for x in tensors)  # inductor asserts on strides
 
 
-def _whole(packed: Tensor, dual: bool, dtype: torch.dtype) -> Tensor:
-    """A report of the shape that does not depend on what happened."""
-    return pack(unpack(packed, dual, dtype))
-
-
 def _light(packed: Tensor) -> Tensor:
     """Back to ratios alone where nothing happened."""
-    return packed if bool((packed[:, 0] >= REFINED).any()) else packed[:, 1]
+    return packed[:, 1] if packed[:, 0].amax().item() < REFINED else packed
+
+
+def _needed(ctx: Any, tensors: Sequence[Opt]) -> list[bool]:
+    return [need and x is not None for need, x in zip(ctx.needs_input_grad, tensors, strict=False)]
+
+
+def _some(grads: Sequence[Opt], needs: Sequence[bool]) -> list[Tensor]:
+    return [g.contiguous() for g, need in zip(grads, needs, strict=True) if need and g is not None]
+
+
+def _spread(ctx: Any, grads: Sequence[Tensor], needs: Sequence[bool]) -> tuple[Opt, ...]:
+    """The gradients that were asked for in their places, None for every other argument."""
+    found = iter(grads)
+    given = [next(found) if need else None for need in needs]
+    return *given, *(None,) * (len(ctx.needs_input_grad) - len(given))
+
+
+def _like(tensors: Sequence[Opt], needs: Sequence[bool]) -> list[Tensor]:
+    return [x.new_empty(x.shape) for x, need in zip(tensors, needs, strict=True) if need and x is not None]
 
 
 def _ridge(
@@ -54,20 +72,23 @@ def _ridge(
     scale: float,
     solver: str,
     trusted: bool,
+    keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     problem, plan = Problem(query, key, value, weight, alpha, gain), Plan(dual, intercept, scale)
-    out, coef, matrix, packed = solve_batch(problem, plan, solver, trusted)
-    return _plain(out, coef, matrix, _whole(packed, dual, out.dtype))  # type: ignore[return-value]
+    out, coef, matrix, packed = solve_batch(problem, plan, solver, trusted, keep)
+    if not keep:
+        coef, matrix = out.new_empty(0), out.new_empty(0)
+    return _plain(out, coef, matrix, whole(packed, dual, out.dtype))  # type: ignore[return-value]
 
 
 def _ridge_fake(query: Any, key: Any, value: Any, weight: Any, alpha: Any, gain: Any, dual: Any, *rest: Any) -> Any:
     batch, (n, d), k = alpha.shape[0], key.shape[-2:], value.shape[-1]
-    size = n if dual else d
-    factor_dtype = _factor_dtype(query, rest[2])
+    size, (_, _, solver, _, keep) = n if dual else d, rest
+    dtype = _factor_dtype(query, solver) if keep else query.dtype
     return (
         query.new_empty(*query.shape[:-1], k),
-        query.new_empty(batch, size, k, dtype=factor_dtype),
-        query.new_empty(batch, size, size, dtype=factor_dtype),
+        query.new_empty((batch, size, k) if keep else 0, dtype=dtype),
+        query.new_empty((batch, size, size) if keep else 0, dtype=dtype),
         query.new_empty(batch, 3),
     )
 
@@ -87,19 +108,17 @@ def _ridge_backward(
     intercept: bool,
     scale: float,
     solver: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    problem = Problem(query, key, value, weight, alpha, gain)
-    plan = Plan(dual, intercept, scale)
-    grads = backward_batch(grad, problem, coef, matrix, _light(packed), plan, solver, Needs(weight=weight is not None))
-    return tuple(grad.new_empty(0) if g is None else g.contiguous() for g in grads[:6])  # type: ignore[return-value]
+    needs: Sequence[bool],
+) -> list[Tensor]:
+    problem, plan = Problem(query, key, value, weight, alpha, gain), Plan(dual, intercept, scale)
+    packed = _light(packed)
+    if not coef.numel():
+        _, coef, matrix, packed = solve_batch(problem, plan, solver, True)
+    return _some(backward_batch(grad, problem, coef, matrix, packed, plan, solver, Needs(*needs))[:6], needs)
 
 
-def _ridge_backward_fake(
-    grad: Any, query: Any, key: Any, value: Any, weight: Any, alpha: Any, gain: Any, *_: Any
-) -> Any:
-    return tuple(
-        grad.new_empty(0) if x is None else grad.new_empty(x.shape) for x in (query, key, value, weight, alpha, gain)
-    )
+def _ridge_backward_fake(grad: Any, *rest: Any) -> Any:
+    return _like(rest[:6], rest[-1])
 
 
 def _ridge_setup(ctx: Any, inputs: Any, output: Any) -> None:
@@ -108,9 +127,9 @@ def _ridge_setup(ctx: Any, inputs: Any, output: Any) -> None:
 
 
 def _ridge_grad(ctx: Any, grad: Any, *_: Any) -> Any:
-    *tensors, coef, matrix, packed = ctx.saved_tensors
-    grads = torch.ops.intention.ridge_backward(grad, *tensors, coef, matrix, packed, *ctx.static)
-    return *(None if x is None else g for x, g in zip(tensors, grads, strict=True)), *(None,) * 5
+    saved = ctx.saved_tensors
+    needs = _needed(ctx, saved[:6])
+    return _spread(ctx, torch.ops.intention.ridge_backward(grad, *saved, *ctx.static, needs), needs)
 
 
 def _transform(
@@ -122,17 +141,19 @@ def _transform(
     solver: str,
     inverse: bool,
     trusted: bool,
-    matrix: Opt,
-    packed: Opt,
+    keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    out, factor, packed = transform_rows(rows, key, weight, alpha, gain, solver, inverse, trusted, matrix, packed)
-    return _plain(out, factor, _whole(packed, False, factor.dtype))  # type: ignore[return-value]
+    args = rows, key, weight, alpha, gain, solver, inverse, trusted, None, None, keep
+    out, matrix, packed = transform_rows(*args)
+    packed = whole(packed, False, matrix.dtype)
+    return _plain(out, matrix if keep else out.new_empty(0), packed)  # type: ignore[return-value]
 
 
-def _transform_fake(rows: Any, key: Any, weight: Any, alpha: Any, gain: Any, solver: Any, *_: Any) -> Any:
-    batch, n = rows.shape[0], rows.shape[2]
-    matrix = rows.new_empty(batch, n, n, dtype=_factor_dtype(rows, solver))
-    return rows.new_empty(rows.shape), matrix, matrix.new_empty(batch, 3)
+def _transform_fake(rows: Any, key: Any, weight: Any, alpha: Any, gain: Any, solver: Any, *rest: Any) -> Any:
+    batch, n, dtype = rows.shape[0], rows.shape[2], _factor_dtype(rows, solver)
+    keep = rest[-1]
+    matrix = rows.new_empty((batch, n, n) if keep else 0, dtype=dtype if keep else rows.dtype)
+    return rows.new_empty(rows.shape), matrix, rows.new_empty(batch, 3, dtype=dtype)
 
 
 def _transform_backward(
@@ -147,14 +168,17 @@ def _transform_backward(
     packed: Tensor,
     solver: str,
     inverse: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    needs: Sequence[bool],
+) -> list[Tensor]:
     points = Points(rows, key, weight, alpha, gain)
-    grads = transform._pull(grad, points, out, matrix, _light(packed), solver, inverse)
-    return tuple(grad.new_empty(0) if g is None else g.contiguous() for g in grads)  # type: ignore[return-value]
+    packed = _light(packed)
+    if not matrix.numel():
+        _, matrix, packed = transform_rows(*points, solver, inverse, True, None, None)
+    return _some(transform._pull(grad, points, out, matrix, packed, solver, inverse), needs)
 
 
-def _transform_backward_fake(grad: Any, rows: Any, key: Any, weight: Any, alpha: Any, gain: Any, *_: Any) -> Any:
-    return tuple(grad.new_empty(0) if x is None else grad.new_empty(x.shape) for x in (rows, key, weight, alpha, gain))
+def _transform_backward_fake(grad: Any, *rest: Any) -> Any:
+    return _like(rest[:5], rest[-1])
 
 
 def _transform_setup(ctx: Any, inputs: Any, output: Any) -> None:
@@ -163,15 +187,23 @@ def _transform_setup(ctx: Any, inputs: Any, output: Any) -> None:
 
 
 def _transform_grad(ctx: Any, grad: Any, *_: Any) -> Any:
-    *tensors, out, matrix, packed = ctx.saved_tensors
-    grads = torch.ops.intention.transform_backward(grad, *tensors, out, matrix, packed, *ctx.static)
-    return *(None if x is None else g for x, g in zip(tensors, grads, strict=True)), *(None,) * 5
+    saved = ctx.saved_tensors
+    needs = _needed(ctx, saved[:5])
+    return _spread(ctx, torch.ops.intention.transform_backward(grad, *saved, *ctx.static, needs), needs)
 
 
 def _watched(rows: Tensor, error: Tensor) -> Tensor:
     """The rows as they are; says so where their scores are not accurate."""
     warn_inaccurate(Report(error, error / torch.finfo(rows.dtype).eps, error))
     return rows.clone(memory_format=torch.contiguous_format)
+
+
+def _watched_fake(rows: Any, _: Any) -> Any:
+    return rows.new_empty(rows.shape)
+
+
+def _watched_grad(ctx: Any, grad: Any) -> Any:
+    return grad, None
 
 
 def _watched_batched(info: Any, in_dims: Any, rows: Any, error: Any) -> Any:
@@ -229,15 +261,14 @@ def _causal_backward(
     cross: Opt,
     log_decay: Opt,
     way: Tensor,
-    transposed: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    needs: Sequence[bool],
+) -> list[Tensor]:
     nine = query, key, value, weight, alpha, gain, gram, cross, log_decay
-    grads = sequence.causal_pull(grad, nine, way, transposed)
-    return tuple(grad.new_empty(0) if g is None else g.contiguous() for g in grads)  # type: ignore[return-value]
+    return _some(sequence.causal_pull(grad, nine, way, False), needs)
 
 
-def _causal_backward_fake(grad: Any, *saved: Any) -> Any:
-    return tuple(grad.new_empty(0) if x is None else x.new_empty(x.shape) for x in saved[:9])
+def _causal_backward_fake(grad: Any, *rest: Any) -> Any:
+    return _like(rest[:9], rest[-1])
 
 
 def _causal_setup(ctx: Any, inputs: Any, output: Any) -> None:
@@ -246,40 +277,96 @@ def _causal_setup(ctx: Any, inputs: Any, output: Any) -> None:
 
 def _causal_grad(ctx: Any, grad: Any, *_: Any) -> Any:
     saved = ctx.saved_tensors
-    grads = torch.ops.intention.causal_backward(grad, *saved, False)
-    return tuple(None if x is None else g for x, g in zip(saved[:9], grads, strict=True))
+    needs = _needed(ctx, saved[:9])
+    return _spread(ctx, torch.ops.intention.causal_backward(grad, *saved, needs), needs)
+
+
+def _sigma(
+    query: Tensor, key: Tensor, value: Tensor, alpha: Tensor, gain: Opt, trusted: bool, keep: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return _plain(*sigma.answer(Problem(query, key, value, None, alpha, gain), trusted, keep))  # type: ignore[return-value]
+
+
+def _sigma_fake(query: Any, key: Any, value: Any, alpha: Any, gain: Any, trusted: Any, keep: Any) -> Any:
+    (batch, m), k, n = query.shape[:2], value.shape[2], min(key.shape[1:])
+    return (
+        query.new_empty(batch, m, k),
+        query.new_empty((batch, 2, m) if keep else 0),
+        query.new_empty((batch, n, n) if keep else 0),
+        query.new_empty(batch, 3),
+    )
+
+
+def _sigma_backward(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    alpha: Tensor,
+    gain: Opt,
+    out: Tensor,
+    kept: Tensor,
+    matrix: Tensor,
+    packed: Tensor,
+    needs: Sequence[bool],
+) -> list[Tensor]:
+    problem = Problem(query, key, value, None, alpha, gain)
+    d_query, d_key, d_value, d_alpha, d_gain = needs
+    asked = Needs(d_query, d_key, d_value, False, d_alpha, d_gain)
+    grads = sigma.pull(grad, problem, out, kept, matrix, packed, asked)
+    return _some([*grads[:3], *grads[4:]], needs)
+
+
+def _sigma_backward_fake(grad: Any, *rest: Any) -> Any:
+    return _like(rest[:5], rest[-1])
+
+
+def _sigma_setup(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.save_for_backward(*inputs[:5], *output)
+
+
+def _sigma_grad(ctx: Any, grad: Any, *_: Any) -> Any:
+    saved = ctx.saved_tensors
+    needs = _needed(ctx, saved[:5])
+    return _spread(ctx, torch.ops.intention.sigma_backward(grad, *saved, needs), needs)
 
 
 def _batched(op: Any) -> Any:
     def rule(info: Any, in_dims: Any, *args: Any) -> Any:
         out = op(*(gather_batch(a, d, info.batch_size) for a, d in zip(args, in_dims, strict=True)))
-        return tuple(scatter_batch(x, info.batch_size) for x in out), (0,) * len(out)
+        return type(out)(scatter_batch(x, info.batch_size) for x in out), type(out)(0 for _ in out)
 
     return rule
 
 
-def _register(name: str, implementation: Any, fake: Any) -> Any:
+_library = Library("intention", "DEF")
+
+
+def _register(
+    name: str, implementation: Any, fake: Any, setup: Any = None, backward: Any = None, batched: Any = None
+) -> None:
+    """Not by `custom_op`: its wrapper takes twice the time of a small call, and no gradient can be taken inside it."""
+
     def shapes(*args: Any) -> Any:
         refuse_onnx()
         return fake(*args)
 
-    op: Any = custom_op(f"intention::{name}", implementation, mutates_args=())
-    op.register_fake(shapes)
-    op.register_vmap(_batched(op))
-    return op
+    full = f"intention::{name}"
+    _library.define(name + infer_schema(implementation, mutates_args=()))
+    _library.impl(name, implementation, "CompositeExplicitAutograd")
+    register_fake(full, shapes, lib=_library)
+    register_vmap(full, batched or _batched(getattr(torch.ops.intention, name)), lib=_library)
+    if backward is not None:
+        register_autograd(full, backward, setup_context=setup, lib=_library)
 
 
-ridge_op = _register("ridge", _ridge, _ridge_fake)
-ridge_op.register_autograd(_ridge_grad, setup_context=_ridge_setup)
+_register("ridge", _ridge, _ridge_fake, _ridge_setup, _ridge_grad)
 _register("ridge_backward", _ridge_backward, _ridge_backward_fake)
-transform_op = _register("transform", _transform, _transform_fake)
-transform_op.register_autograd(_transform_grad, setup_context=_transform_setup)
+_register("transform", _transform, _transform_fake, _transform_setup, _transform_grad)
 _register("transform_backward", _transform_backward, _transform_backward_fake)
-inverse_op = _register("inverse", _inverse, _inverse_fake)
-inverse_op.register_autograd(_inverse_grad, setup_context=_inverse_setup)
-causal_op = _register("causal", _causal, _causal_fake)
-causal_op.register_autograd(_causal_grad, setup_context=_causal_setup)
-watched_op = _register("watched", _watched, lambda rows, _: rows.new_empty(rows.shape))
-watched_op.register_autograd(lambda ctx, grad: (grad, None))
-watched_op.register_vmap(_watched_batched)
+_register("inverse", _inverse, _inverse_fake, _inverse_setup, _inverse_grad)
+_register("causal", _causal, _causal_fake, _causal_setup, _causal_grad)
+_register("watched", _watched, _watched_fake, None, _watched_grad, _watched_batched)
 _register("causal_backward", _causal_backward, _causal_backward_fake)
+_register("sigma", _sigma, _sigma_fake, _sigma_setup, _sigma_grad)
+_register("sigma_backward", _sigma_backward, _sigma_backward_fake)

@@ -81,6 +81,11 @@ def look(x: Tensor) -> Tensor:
     return x.detach()
 
 
+def asked(*tensors: Tensor | None) -> bool:
+    """Whether a gradient of a compiled call can be asked for; torch.compile guards on what is read here."""
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
 def forward_mode() -> bool:
     """Tangents may travel along."""
     return getattr(forward_ad, "_current_level", 0) >= 0

@@ -57,6 +57,11 @@ def unpack(packed: Tensor, dual: bool, dtype: torch.dtype) -> Report:
     return base_report(dual, packed, dtype) if packed.dim() == 1 else Report(*packed.unbind(-1))
 
 
+def whole(packed: Tensor, dual: bool, dtype: torch.dtype) -> Tensor:
+    """(B, 3), whatever happened."""
+    return packed if packed.dim() == 2 else pack(base_report(dual, packed, dtype))
+
+
 def uneventful(packed: Tensor) -> bool:
     """Whether the plain factor served every element; known without reading the host."""
     return packed.dim() == 1

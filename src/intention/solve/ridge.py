@@ -15,6 +15,7 @@ from intention import checks
 from intention.solve.batch import backward_batch, cast_grads, shaped_like, solve_batch
 from intention.solve.doors import (
     Door,
+    asked,
     compiling,
     eager,
     forward_mode,
@@ -40,7 +41,7 @@ def ridge(problem: Problem, plan: Plan, solver: str, trusted: bool) -> tuple[Ten
     `trusted`: alpha is a checked number and there are no weights, so values need no check.
     """
     if compiling():
-        out, _, _, packed = torch.ops.intention.ridge(*problem, *plan, solver, trusted)
+        out, _, _, packed = torch.ops.intention.ridge(*problem, *plan, solver, trusted, asked(*problem))
     elif gradient_free(*problem):
         out, _, _, packed = solve_batch(problem, plan, solver, trusted, False)
     elif eager() and not forward_mode():

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from intention.solve.doors import (
     Door,
+    asked,
     compiling,
     forward_mode,
     gather_batch,
@@ -35,7 +36,7 @@ def transform(points: Points, solver: str, trusted: bool) -> tuple[Tensor, Tenso
     """X = rows Sigma^-1 and a packed report. `solver` is "auto", "cholesky", "qr", "pinv" or "float64"."""
     inverse = wants_inverse(points.key.shape[-1], points.rows.shape[-2])
     if compiling():
-        out, _, packed = torch.ops.intention.transform(*points, solver, inverse, trusted, None, None)
+        out, _, packed = torch.ops.intention.transform(*points, solver, inverse, trusted, asked(*points))
     elif gradient_free(*points):
         out, _, packed = transform_rows(*points, solver, inverse, trusted, None, None, False)
     else:

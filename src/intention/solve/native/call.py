@@ -19,7 +19,7 @@ BACKWARD = struct.Struct(_COMMON + "2q 1q 4q 7q")
 _PLAIN_TYPES = (Tensor, torch.nn.Parameter)
 _LIMITS = {dtype: (EASY[dtype], HARD[dtype], SMALL_CORRECTION[dtype]) for dtype in (torch.float32, torch.float64)}
 # Beyond this size of Sigma products dominate, and torch's run on every core.
-_LARGEST = 512
+LARGEST = 512
 
 
 def readable(x: Tensor, dtype: torch.dtype) -> bool:
@@ -85,7 +85,7 @@ def call(
     batch, columns = alpha.shape[0], 0 if value is None else value.shape[-1]
     if not (batch and points and features and queries and (columns or value is None)):
         return None
-    if (points if plan.dual else features) > _LARGEST:
+    if (points if plan.dual else features) > LARGEST:
         return None
     dim = query.dim()
     times, inner = (batch // key.shape[0], 1) if dim == 3 else (1, query.shape[1] if dim == 4 else 1)

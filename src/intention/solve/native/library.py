@@ -56,6 +56,13 @@ def kernel(name: str) -> Callable[[bytes], int] | None:
     return function
 
 
+def available() -> bool:
+    return library() is not None
+
+
+available._dynamo_marked_constant = True  # type: ignore[attr-defined] - torch.compiler.assume_constant_result imports dynamo
+
+
 def info() -> dict[str, Any]:
     """Whether compiled kernels are in use, and if not, why.
 

@@ -10,8 +10,19 @@ from torch import Tensor
 
 from intention.solve.doors import sum_neighbours
 from intention.solve.factor import wants_inverse
-from intention.solve.native.call import BACKWARD, FORWARD, SOME_LEFT, Call, call, described, pointer, readable, room
-from intention.solve.native.library import kernel
+from intention.solve.native.call import (
+    BACKWARD,
+    FORWARD,
+    LARGEST,
+    SOME_LEFT,
+    Call,
+    call,
+    described,
+    pointer,
+    readable,
+    room,
+)
+from intention.solve.native.library import available, kernel
 from intention.solve.problem import Plan, Problem
 from intention.solve.pullback import Grads, Needs
 
@@ -34,7 +45,7 @@ def forward(problem: Problem, keep: bool) -> Found | None:
     """
     function = kernel("intention_sigma_forward")
     query, key, value = problem[:3]
-    if function is None or problem.weight is not None or (parts := _parts(*query.shape[:2])) is None:
+    if function is None or problem.weight is not None or (parts := parts_of(*query.shape[:2])) is None:
         return None
     if (block := _call(problem, parts)) is None:
         return None
@@ -78,6 +89,11 @@ def backward(problem: Problem, found: Found, grad: Tensor, needs: Needs) -> Grad
     return Grads(grads.query, *(sum_neighbours(x, found.parts) for x in grads[1:]))
 
 
+def serves(key: Tensor) -> bool:
+    """Whether there is a kernel for such keys, which torch.compile must know before there are values."""
+    return key.is_cpu and min(key.shape[-2:]) <= LARGEST and available()
+
+
 def _call(problem: Problem, parts: int) -> Call | None:
     query, key, value, _, alpha, gain = problem
     n, d = key.shape[-2:]
@@ -88,7 +104,7 @@ def _call(problem: Problem, parts: int) -> Call | None:
     return call(query, key, value, None, alpha, gain, _PLANS[n < d], inverse)
 
 
-def _parts(batch: int, queries: int) -> int | None:
+def parts_of(batch: int, queries: int) -> int | None:
     """Into how many the queries of an element are split so that all threads have work; None if torch does it better."""
     threads = torch.get_num_threads()
     if batch >= 4 * threads or queries < 2 * _ROWS:
