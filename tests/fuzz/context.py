@@ -35,6 +35,7 @@ def make(seed: int, grad: bool) -> Case:
         key = key / key.abs().amax().clamp_min(1e-9)
     tensors: Tensors = {"query": draw.queries(lead, m, key, 0.5), "key": key, "value": draw.values(lead, key, k)}
     if covariance == "within":
+        k += 1  # of one class the values are the intercept
         labels = torch.randint(0, k, (*lead, n), generator=draw.gen)
         tensors["value"] = torch.nn.functional.one_hot(labels, k).double()
     if grad or draw.chance(0.3):
@@ -59,8 +60,8 @@ def make(seed: int, grad: bool) -> Case:
         asked = [x for x in asked if x not in ("leverage", "leave_one_out")]
     if space != "linear":
         asked = [x for x in asked if x == "out"]
-    if alpha == 0 and d > n:
-        asked = [x for x in asked if x != "leave_one_out"]
+    if alpha == 0:  # of directions that no point has the variance is that before the fit, and a point may be the rank
+        asked = [x for x in asked if x not in ("variance", "leave_one_out") or (x != "variance" and d <= n)]
     settings = {"intercept": intercept, "covariance": covariance, "keep_points": kept}
     label = (
         f"{space} n={n} d={d} m={m} k={k} lead={lead} alpha={alpha:g} {settings} {plan} {asked[1:]} {text} "

@@ -96,7 +96,7 @@ def expected(kind: str, how: str, t: Tensors, settings: dict[str, Any], alpha: f
     factor = named(settings["scale"], (count > 0).sum(-1), key.shape[-1], alpha, covariance)
     if kind == "linear":
         w = key.mT @ (count[..., None] * value)
-        return result(how, query @ w, w)
+        return result(how, oracle.cancels(query @ w, query.abs() @ w.abs()), w)
     if kind == "kernel":
         return {"out": context.kernel_fit(query, key, value, count, a, intercept, "gaussian")}
     if kind == "sigma":
@@ -107,15 +107,18 @@ def expected(kind: str, how: str, t: Tensors, settings: dict[str, Any], alpha: f
     unit = torch.eye(d, dtype=torch.float64).expand(*key.shape[:-2], d, d)
     if not intercept:
         w = oracle.intention(unit, key, value, count, a, False, covariance)
+        out = out if how == "plain" else oracle.cancels(out, query.abs() @ w.abs())  # w is rounded
         return result(how, out * factor, w * factor)
     w = oracle.intention(unit + centre, key, value, count, a, True, covariance) - mean
-    return result(how, out, torch.cat([w, mean - centre @ w], -2))
+    out = out if how == "plain" else oracle.cancels(out, (query - centre).abs() @ w.abs() + mean.abs())
+    constant = oracle.cancels(mean - centre @ w, mean.abs() + centre.abs() @ w.abs())
+    return result(how, out, torch.cat([w, constant], -2))
 
 
 def result(how: str, out: Tensor, w: Tensor) -> Tensors:
-    if how == "return_w":
-        return {"out": out, "w": w}
-    return {"out": 2 * out if how == "embed_w" else out}
+    if how == "plain":
+        return {"out": out}
+    return {"out": out, "w": w} if how == "return_w" else {"out": 2 * out}
 
 
 def named(scale: Any, n: Tensor, d: int, alpha: float, covariance: str) -> Any:

@@ -19,7 +19,7 @@ _uncancelled = False
 
 
 class UndecidedError(Exception):
-    """A derivative that does not exist: alpha = 0 and keys that are linearly dependent."""
+    """A derivative that does not exist: alpha = 0 and dependent keys, or a class in which nothing counts."""
 
 
 @contextmanager
@@ -46,6 +46,11 @@ def uncancelled() -> Iterator[None]:
         yield
     finally:
         _uncancelled = False
+
+
+def cancels(exact: Tensor, size: Tensor) -> Tensor:
+    """`exact`, or under `uncancelled` its size."""
+    return size if _uncancelled else exact
 
 
 def svd(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -161,10 +166,14 @@ def mean(x: Tensor, count: Tensor) -> Tensor:
 
 
 def deviations(key: Tensor, value: Tensor, count: Tensor) -> Tensor:
-    """Keys minus the mean of their class; the values are one-hot."""
+    """Keys minus the mean of their class; the values are one-hot. A class of one point has none, whatever it counts."""
+    mass = value.mT * count[..., None, :]
+    gone = mass.sum(-1, keepdim=True) == 0
+    if count.requires_grad and bool((gone & (value.sum(-2)[..., None] > 1)).any()):
+        raise UndecidedError  # which of its points comes back first decides
+    mass = torch.where(gone, value.mT, mass)
+    total = mass.sum(-1, keepdim=True)
     for _ in range(2):
-        mass = value.mT * count[..., None, :]
-        total = mass.sum(-1, keepdim=True)
         key = key - value @ (mass / torch.where(total > 0, total, 1.0) @ key)
     return key
 

@@ -64,13 +64,14 @@ def upstream(outs: Tensors, seed: int) -> Tensors:
 def with_gradients(case: Case, tensors: Tensors, ours: bool, grads: Tensors | None) -> tuple[Tensors, Tensors]:
     """Outputs, and the gradients of their inner product with `grads`."""
     function = case.call if ours else case.oracle
+    autocast = torch.autocast("cpu", torch.bfloat16, enabled=ours and case.autocast)
     if grads is None:
-        with torch.no_grad():
+        with torch.no_grad(), autocast:
             return function(tensors), {}
     leaves = [tensors[name].requires_grad_() for name in case.leaves]
-    with torch.enable_grad():
+    with autocast:
         outs = function(tensors)
-        loss = sum((x * grads[name].to(x.dtype)).sum() for name, x in outs.items() if x.requires_grad)
+    loss = sum((x * grads[name].to(x.dtype)).sum() for name, x in outs.items() if x.requires_grad)
     found = torch.autograd.grad(loss, leaves, allow_unused=True) if isinstance(loss, Tensor) else [None] * len(leaves)
     zeros = [torch.zeros_like(x) if g is None else g for x, g in zip(leaves, found, strict=True)]
     return {name: x.detach() for name, x in outs.items()}, dict(zip(case.leaves, zeros, strict=True))
@@ -98,10 +99,12 @@ def truth(case: Case, seed: int, grad: bool) -> Truth | None:
         except (oracle.UndecidedError, torch.linalg.LinAlgError):
             return None
     (outs, slopes), again, (sizes, slope_sizes) = found
+    # a point of weight 0 whose score is far above all others has a slope that no dtype holds
+    slopes = {name: x for name, x in slopes.items() if not bool((x.abs() > 1e25).any())}
     right = Truth(outs, slopes, sizes, slope_sizes, grads)
     if any(not error <= UNDECIDED for error in compare(case, right, *again, 0.0).values()):
         return None
-    big = max((float(x.abs().max()) for x in outs.values() if x.numel()), default=0.0)
+    big = max((float(x.abs().max()) for x in (*outs.values(), *slopes.values()) if x.numel()), default=0.0)
     return None if case.dtype == torch.float16 and big > 3e4 else right
 
 
@@ -128,8 +131,7 @@ def run_case(case: Case, seed: int, grad: bool) -> Outcome:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            with torch.autocast("cpu", torch.bfloat16, enabled=case.autocast):
-                outs, slopes = with_gradients(case, tensors, True, right.grads)
+            outs, slopes = with_gradients(case, tensors, True, right.grads)
         except Exception as error:
             text = f"{type(error).__name__}: {error}"
             return Outcome({}, True, "" if any(x in text for x in case.refusals) else text, False)
