@@ -263,5 +263,5 @@ def test_labels_are_integers():
     for classify in (lda, qda, ls_svm):
         with pytest.raises(TypeError, match=r"labels \(..., N\) must be integers, got torch.float32 .*labels.long\(\)"):
             classify(key, labels.float())
-    with pytest.raises(TypeError, match=r"value must have a floating-point dtype, got torch.int64.*one_hot\(value, C\)"):
+    with pytest.raises(TypeError, match=r"value must have a floating-point dtype, got torch.int64.*one_hot\(value, "):
         intention.fit(key, labels.expand(2, 11))

@@ -263,10 +263,11 @@ def _causal_backward(
     cross: Opt,
     log_decay: Opt,
     way: Tensor,
+    transposed: bool,
     needs: Sequence[bool],
 ) -> list[Tensor]:
     nine = query, key, value, weight, alpha, gain, gram, cross, log_decay
-    return _some(sequence.causal_pull(grad, nine, way, False), needs)
+    return _some(sequence.causal_pull(grad, nine, way, transposed), needs)
 
 
 def _causal_backward_fake(grad: Any, *rest: Any) -> Any:
@@ -280,7 +281,7 @@ def _causal_setup(ctx: Any, inputs: Any, output: Any) -> None:
 def _causal_grad(ctx: Any, grad: Any, *_: Any) -> Any:
     saved = ctx.saved_tensors
     needs = _needed(ctx, saved[:9])
-    return _spread(ctx, torch.ops.intention.causal_backward(grad, *saved, needs), needs)
+    return _spread(ctx, torch.ops.intention.causal_backward(grad, *saved, False, needs), needs)
 
 
 def _sigma(

@@ -329,8 +329,9 @@ class Causal(Door):
             return (None,) * 11
         *nine, way = ctx.saved_tensors
         if legacy_batched(grad):
-            found = torch.ops.intention.causal_backward(grad, *nine, way, ctx.transposed)
-            found = tuple(None if x is None else g for x, g in zip(nine, found, strict=True))
+            needs = [need and x is not None for need, x in zip(ctx.needs_input_grad, nine, strict=False)]
+            pulled = iter(torch.ops.intention.causal_backward(grad, *nine, way, ctx.transposed, needs))
+            found = tuple(next(pulled) if need else None for need in needs)
         elif unobserved():
             found = pull_first(grad, tuple(nine), way, ctx.transposed, ctx.needs_input_grad[3])
         else:
