@@ -397,3 +397,37 @@ def test_no_tensor_grows_with_the_square_of_tokens(monkeypatch: pytest.MonkeyPat
         causal_intention(*own, alpha=1.0).sum().backward()
     assert largest <= n * 64  # a chunk's 64 x 64 scores; N x d x d would be 4 times, N x N 64 times as many
     assert own[1].grad is not None
+
+
+def test_low_rank_keys_do_not_go_query_by_query(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A condition that sums in float64 do not serve: right, in time that grows with the tokens alone."""
+    monkeypatch.setattr(sequence, "each_query", None)
+    n, d, rank = 1009, 7, 2
+    basis, _ = torch.linalg.qr(torch.randn(d, rank, dtype=D))
+    inner, query, value = (torch.randn(1, n, size, dtype=D) for size in (rank, d, 3))
+    own = [x.requires_grad_() for x in (query, inner, value, torch.tensor(1e-6, dtype=D))]
+    out = causal_intention(query, inner @ basis.mT, value, alpha=own[3])
+    want = causal_intention(query @ basis, inner, value, alpha=own[3])
+    torch.testing.assert_close(out, want, rtol=1e-5, atol=1e-6)
+    grad = torch.randn_like(out)
+    for got, expected in zip(*(torch.autograd.grad(x, own[:3], grad) for x in (out, want)), strict=True):
+        assert float((got - expected).norm() / expected.norm()) < 1e-5
+
+
+@pytest.mark.parametrize("gamma", [None, 0.95])
+@pytest.mark.parametrize(("alpha", "tolerance"), [(1e-4, 1e-6), (1e-6, 1e-6), (1e-8, 1e-5)])
+def test_gradients_beside_a_small_alpha(alpha: float, tolerance: float, gamma: float | None) -> None:
+    """Of everything, with fewer tokens than features, against fits of each query by its float mask."""
+    n, d = 19, 61
+    fade = torch.full((n,), gamma or 1.0, dtype=D)
+    own = [torch.randn(n, d, dtype=D), torch.randn(n, d, dtype=D), torch.randn(n, 3, dtype=D)]
+    own = [x.requires_grad_() for x in (*own, torch.tensor(alpha, dtype=D), torch.rand(n, dtype=D) + 0.1, fade)]
+    query, key, value, a, weight, fade = own
+    out = causal_intention(query, key, value, alpha=a, weight=weight, decay=None if gamma is None else fade)
+    total = fade.log().cumsum(0)
+    gap = (total.unsqueeze(-1) - total).masked_fill(torch.ones(n, n).triu(1).bool(), -torch.inf)
+    want = F.intention(query, key, value, gap, alpha=a, weight=weight)
+    torch.testing.assert_close(out, want, rtol=1e-6, atol=1e-6)
+    wanted, grad = own if gamma else own[:5], torch.randn_like(out)
+    for got, expected in zip(*(torch.autograd.grad(x, wanted, grad) for x in (out, want)), strict=True):
+        assert float((got - expected).norm() / expected.norm()) < tolerance

@@ -228,10 +228,9 @@ def _run(
 
 def _after(tokens: Tokens, log_decay: Tensor | None) -> tuple[Tensor, Tensor]:
     """S and B after the last token."""
+    assert tokens.gram is not None
     if not tokens.key.shape[1]:
-        return tokens.gram, tokens.key.new_zeros(
-            len(tokens.key), tokens.key.shape[2], 0
-        ) if tokens.cross is None else tokens.cross
+        return tokens.gram, tokens.gram[..., :0] if tokens.cross is None else tokens.cross
     key = tokens.key.to(SUMS)
     value = key[..., :0] if tokens.value is None else tokens.value.to(SUMS)
     counted = key if tokens.weight is None else key * tokens.weight.unsqueeze(-1).to(SUMS)

@@ -1,11 +1,17 @@
-"""Causal least squares by a triangular factor for every token, made by QR of the tokens themselves. O(N d^2 (d + k)).
+"""Causal least squares by triangular factors, made by QR of the tokens themselves. O(N d^2 (d + k)) at most.
 
     [sqrt(c) K_t, V_t; sqrt(alpha) I, 0] = Q_t [R_t, Y_t; 0, *]   with rows sqrt(D_ts w_s) of the tokens s <= t
     A_t = R_t'R_t,   W_t = R_t^-1 Y_t / sqrt(c)
 
 No Gram matrix is formed, so the condition of R_t is the root of that of A_t: for sequences that sums in float64 do not
 serve (low-rank keys beside a small alpha), and decays so strong that a chunk is nearly empty. A chunk starts from the
-factor of all before it; that of a token in the chunk is made of this one and of few rows.
+factor of all before it. Inside, tokens have a factor each, of this one and of few rows; or, where no token forgets and
+one chunk alone has a moderate condition, with K = sqrt(c w) k R^-1 and V = sqrt(w) v,
+
+    L L' = I + K K',   E = L^-1 K,   F = L^-1 (V - K Y)
+    R A_t^-1 R' = I - E_{<=t}'E_{<=t},   R W_t = Y + E_{<=t}'F_{<=t}
+
+as in `causal`, but in coordinates in which all tokens before the chunk, and alpha, are the identity.
 """
 
 from __future__ import annotations
@@ -13,11 +19,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from intention.solve.causal import Tokens, chunked
+from intention.solve.causal import Tokens, chunked, half_solve
 from intention.solve.ladder import has_float64
 
-LENGTH = 16  # tokens of a chunk
+LENGTH, BLOCK = 32, 16  # tokens of a chunk, and chunks of a block
 AT_ONCE = 1 << 22  # numbers in the matrices that are factored at once (32 MiB)
+MODERATE = 1e9  # condition of I + K K'
 
 
 def rooted(tokens: Tokens, log_decay: Tensor | None, transposed: bool) -> tuple[Tensor, Tensor]:
@@ -34,13 +41,22 @@ def rooted(tokens: Tokens, log_decay: Tensor | None, transposed: bool) -> tuple[
         steps = torch.nn.functional.pad(log_decay.to(wide), (0, -n % LENGTH)).unflatten(1, (-1, LENGTH))
     total = steps.cumsum(-1).unsqueeze(-1) / 2  # of roots of decays
     floor = own.alpha.squeeze(1).sqrt() * torch.eye(d, rows.shape[-1], dtype=wide, device=rows.device)
-    starts = _starts(_root(tokens, gain, rows.shape[-1]), rows, total)
+    start = _root(tokens, gain, rows.shape[-1])
+    added = rows[..., :d].square().sum((2, 3)).amax(1) / own.alpha.view(-1)  # bounds K K', as R'R >= alpha I
+    together = log_decay is None and bool((added < MODERATE).all())  # looks at the host
+    if together:
+        start = torch.linalg.qr(torch.cat([floor, start], 1), mode="r").R[:, :d]
+    starts = _starts(start, rows, total)
     step = max(1, AT_ONCE // (batch * LENGTH * (2 * d + LENGTH) * rows.shape[-1]))
     found = []
     for first in range(0, rows.shape[1], step):
         some = slice(first, first + step)
-        factor = _factors(floor, starts[:, some], rows[:, some], total[:, some])
-        found.append((_read(own.query[:, some], factor, own.value is not None, transposed), _ratio(factor[..., :d])))
+        x, before, inside = own.query[:, some], starts[:, some], rows[:, some]
+        if together:
+            found.append((_read_chunks(x, before, inside, transposed), _ratio(before[..., :d], inside[..., :d])))
+        else:
+            factor = _factors(floor, before, inside, total[:, some])
+            found.append((_read(x, factor, own.value is not None, transposed), _ratio(factor[..., :d]).amax(-1)))
     out = torch.cat([one for one, _ in found], 1)
     if own.value is not None:
         out = out / torch.where(gain > 0, gain, 1.0)
@@ -64,13 +80,31 @@ def _root(tokens: Tokens, gain: Tensor, width: int) -> Tensor:
 
 
 def _starts(start: Tensor, rows: Tensor, total: Tensor) -> Tensor:
-    """(B, n, d, d + k): the factor of the tokens before each chunk, without alpha."""
-    found, d = [start], start.shape[1]
-    later = (total[:, :, -1:] - total).exp() * rows
-    whole = total[:, :, -1:].exp()
-    for i in range(rows.shape[1] - 1):
-        found.append(torch.linalg.qr(torch.cat([whole[:, i] * found[-1], later[:, i]], 1), mode="r").R[:, :d])
-    return torch.stack(found, 1)
+    """(B, n, d, d + k): the factor of the tokens before each chunk, from `start`.
+
+    Every QR adds rounding, so that few follow each other: block by block, and in a block each chunk by itself.
+    """
+    found, d, ends = [], start.shape[1], total[:, :, -1:].cumsum(1)
+    for first in range(0, rows.shape[1], BLOCK):
+        here, end = rows[:, first : first + BLOCK], ends[:, first : first + BLOCK]
+        origin = ends[:, first - 1 : first] if first else torch.zeros_like(end[:, :1])
+        own = total[:, first : first + BLOCK]
+        at = (end - own[:, :, -1:] + own).flatten(1, 2)
+        until = torch.cat([origin, end], 1)  # before each chunk, and at the end of the block
+        n, size = here.shape[1], here.shape[1] * here.shape[2]
+        seen = torch.arange(size, device=rows.device) < here.shape[2] * torch.arange(n + 1, device=rows.device)[:, None]
+        share = torch.where(seen, until.squeeze(-1) - at.mT, -torch.inf).exp()  # (B, n + 1, tokens)
+        stack = torch.cat(
+            [
+                (until - origin).exp() * start.unsqueeze(1),
+                share.unsqueeze(-1) * here.flatten(1, 2).unsqueeze(1),
+            ],
+            2,
+        )
+        factors = torch.linalg.qr(stack, mode="r").R[:, :, :d]
+        found.append(torch.cat([start.unsqueeze(1), factors[:, 1:-1]], 1))
+        start = factors[:, -1]
+    return torch.cat(found, 1)
 
 
 def _factors(floor: Tensor, starts: Tensor, rows: Tensor, total: Tensor) -> Tensor:
@@ -96,7 +130,31 @@ def _read(x: Tensor, factor: Tensor, values: bool, transposed: bool) -> Tensor:
     return torch.linalg.solve_triangular(root, x, upper=True).squeeze(-1)
 
 
-def _ratio(root: Tensor) -> Tensor:
-    """(B, n): of diagonal entries of A_t and of its factor."""
-    largest, smallest = root.square().sum(-2).amax(-1), root.diagonal(0, -2, -1).square().amin(-1)
-    return (largest / smallest).amax(-1)
+def _read_chunks(x: Tensor, starts: Tensor, rows: Tensor, transposed: bool) -> Tensor:
+    d = starts.shape[-2]
+    root, before, value = starts[..., :d], starts[..., d:], rows[..., d:]
+    key = _over(rows[..., :d], root)
+    inner = key @ key.mT
+    inner.diagonal(0, -2, -1).add_(1.0)
+    pair = half_solve(torch.linalg.cholesky_ex(inner).L, torch.cat([key, value - key @ before], -1))  # [E, F]
+    seen, rest = pair[..., :d], pair[..., d:]
+    if transposed:
+        out = x @ before.mT + (x @ rest.mT).tril() @ seen
+    else:
+        x = _over(x, root)
+        if value.shape[-1]:
+            return x @ before + (x @ seen.mT).tril() @ rest
+        out = x - (x @ seen.mT).tril() @ seen
+    return torch.linalg.solve_triangular(root, out.mT, upper=True).mT
+
+
+def _over(x: Tensor, root: Tensor) -> Tensor:
+    """x R^-1"""
+    return torch.linalg.solve_triangular(root, x, upper=True, left=False)
+
+
+def _ratio(root: Tensor, added: Tensor | None = None) -> Tensor:
+    """(B, n, ...): of diagonal entries of A_t, after `added` rows, and of its factor before them."""
+    largest, smallest = root.square().sum(-2), root.diagonal(0, -2, -1).square().amin(-1)
+    largest = largest if added is None else largest + added.square().sum(-2)
+    return largest.amax(-1) / smallest

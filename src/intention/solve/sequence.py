@@ -56,7 +56,7 @@ PLAIN, STEEP, ROOTED, FAR = range(4)
 # The conditions up to which float64 serves: of conjugate gradients, whose solutions derivatives are made of (their
 # errors grow with the square); of weights' gradients by sums; of the factors of single tokens, with fewer tokens than
 # features (then the ladder is exact, and not long) and with more; and from sums of a state.
-FADING_RATIO, STEEP_RATIO, SHORT_RATIO, LONG_RATIO, STATE_RATIO = 1e5, 1e6, 1e12, 1e15, 4e10
+FADING_RATIO, STEEP_RATIO, SHORT_RATIO, LONG_RATIO, STATE_RATIO = 1e5, 1e5, 1e12, 1e15, 4e10
 
 
 class Note:
