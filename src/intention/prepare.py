@@ -37,13 +37,12 @@ def plain_problem(
 ) -> Problem | None:
     """The common call needs no broadcasting, casting or folding: flat views, in a quarter of the time of `prepare`."""
     checks.points(query, key, value)
-    # unpacked once: every slice of a torch.Size takes time
-    (*lead, m, _), (*own, n, _), (*same, _, k), dtype = query.shape, key.shape, value.shape, query.dtype
+    lead, dtype = query.shape[:-2], query.dtype
     if isinstance(alpha, Tensor) or covariance != "ridge" or dtype not in (torch.float32, torch.float64):
         return None
-    if not (lead and lead == own == same and key.dtype == value.dtype == dtype):
+    if not (key.shape[:-2] == value.shape[:-2] == lead and key.dtype == value.dtype == dtype) or query.dim() < 3:
         return None
-    if not (m and n and k) or 0 in lead:
+    if 0 in query.shape or 0 in value.shape:
         return None
     checks.solver(solver, query.device)
     number = alpha_of(alpha, covariance)

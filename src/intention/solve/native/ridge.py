@@ -34,7 +34,7 @@ def forward(problem: Problem, plan: Plan, keep: bool = True) -> Found | None:
     inverse = wants_inverse(size, columns)
     if (block := call(*problem, plan, inverse)) is None:
         return None
-    out, report = room(problem.value, (*query.shape[:-1], columns)), query.new_empty((batch, 3))
+    out, report = query.new_empty((*query.shape[:-1], columns)), query.new_empty((batch, 3))
     coef = matrix = report  # without `keep` nobody looks at them
     if keep:
         coef, matrix = query.new_empty((batch, size, columns)), query.new_empty((batch, size, size))
