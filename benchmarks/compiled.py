@@ -86,7 +86,10 @@ def main() -> None:
                 ratio, over = seconds["compiled"] / seconds["eager"], seconds["compiled"] - seconds["eager"]
                 good = ratio <= 1.1 if seconds["eager"] >= 1e-3 else over <= seconds["nothing"]
                 cells = "  ".join(f"{key} {1e3 * value:9.3f}" for key, value in seconds.items())
-                print(f"{name:10s} {shape!s:26s} {label:8s} {cells} ms  {ratio:5.2f} {'' if good else 'ABOVE'}", flush=True)
+                print(
+                    f"{name:10s} {shape!s:26s} {label:8s} {cells} ms  {ratio:5.2f} {'' if good else 'ABOVE'}",
+                    flush=True,
+                )
                 rows.append({"call": name, "shape": shape, "pass": label, "threads": 1, "seconds": seconds})
     path = Path(__file__).parent / "results" / "compiled.json"
     path.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
