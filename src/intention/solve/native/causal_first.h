@@ -35,13 +35,14 @@ void start(Int d, Int k, double alpha, Work<T>& w) {
 template <class S>
 void fit_first(const Sequence<S>& s, Int first, Int n, const First& f) {
     const Int d = s.d, k = s.k, width = apart<double>(d, k), columns = padded<double>(d + k), size = padded<double>(n);
+    const double inverse = 1 / s.alpha;
     const S* weight = s.weight ? s.weight + first : nullptr;
     copy_rows<double, S>(n, d, s.key + first * s.key_row, s.key_row, weight, f.key);
     if (k) copy_rows<double, S>(n, k, s.value + first * s.value_row, s.value_row, weight, f.value);
     for (Int i = 0; i < size; ++i) {
         double* row = f.pair + i * width;
         for (Int j = 0; j < columns; ++j) row[j] = 0;
-        for (Int j = 0; j < d && i < n; ++j) row[j] = f.key[i * d + j] / s.alpha;
+        for (Int j = 0; j < d && i < n; ++j) row[j] = inverse * f.key[i * d + j];
         for (Int j = 0; j < k && i < n; ++j) row[d + j] = f.value[i * k + j];
     }
     transpose<double>(n, d, f.key, d, f.turned, n);
