@@ -100,6 +100,51 @@ def accuracy(n: int = 512) -> list[dict[str, float]]:
     return rows
 
 
+PADDINGS = {"left": slice(0, 341), "right": slice(683, 1024), "middle": slice(341, 683)}  # a third of 1,024 tokens
+
+
+def padded(seconds: float) -> dict[str, Any]:
+    """16 heads x 1,024 tokens with a third of padding, as attn_mask (B, 1, 1, N); "none" has no mask."""
+    own, moving = ([torch.randn(4, 4, 1024, D, requires_grad=grad) for _ in range(3)] for grad in (False, True))
+    upstream, masks = torch.randn(own[2].shape), {"none": None}
+    for name, where in PADDINGS.items():
+        masks[name] = torch.ones(4, 1, 1, 1024, dtype=torch.bool)
+        masks[name][..., where] = False
+
+    def forward(mask: Tensor | None) -> Any:
+        return lambda: F.intention(*own, mask, is_causal=True)
+
+    def both(mask: Tensor | None) -> Any:
+        return lambda: torch.autograd.grad(F.intention(*moving, mask, is_causal=True), moving, upstream)
+
+    with torch.no_grad():
+        found = {"fwd": medians({name: forward(mask) for name, mask in masks.items()}, seconds)}
+    return {**found, "fwd+bwd": medians({name: both(mask) for name, mask in masks.items()}, seconds)}
+
+
+def language_model(seconds: float, length: int = 256) -> dict[str, Any]:
+    """A forward of two layers of Llama (hidden size 256, 4 heads), 2 sequences, a third of one is padding."""
+    import transformers
+
+    from intention.integrations.transformers import register
+
+    register()
+    names = ("sdpa", "intention", "sigma_intention")
+    models, ids = {}, torch.randint(3, 1000, (2, length))
+    for name in names:
+        config = transformers.LlamaConfig(
+            vocab_size=1000, hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=4
+        )
+        models[name] = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=name).eval()
+    real = torch.ones_like(ids)
+    real[0, : length // 3] = 0
+    with torch.no_grad():
+        return {
+            label: medians({name: lambda m=models[name], x=mask: m(ids, attention_mask=x) for name in names}, seconds)
+            for label, mask in (("plain", None), ("padded", real))
+        }
+
+
 def memory(steps: int) -> list[dict[str, int]]:
     """What 8 heads hold while tokens come one at a time: bytes of the state, and the peak of the process."""
     state = CausalState.empty(D, D, (8,))
@@ -137,6 +182,10 @@ def main() -> None:
             base = row[label]["sdpa"]
             ratios = {name: round(t / base, 3) for name, t in row[label].items() if name != "sdpa"}
             print(f"{n:6d} x {row['heads']:2d} {label:8s} sdpa {base * 1e3:8.2f} ms", ratios, flush=True)
+    result["padded"], result["llama"] = padded(args.seconds), language_model(args.seconds)
+    for label, times in (*result["padded"].items(), *result["llama"].items()):
+        base = next(iter(times.values()))
+        print(f"{label:8s} {base * 1e3:8.2f} ms", {name: round(t / base, 3) for name, t in times.items()})
     path = Path(__file__).parent / "results" / "causal.json"
     path.write_text(json.dumps(result, indent=1) + "\n")
 

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from intention import causal_intention
-from intention.solve import causal_batch
+from intention import functional as F
+from intention.solve import causal_batch, sequence
 from intention.solve.causal import Tokens
 from intention.solve.native import causal as native
 from intention.solve.native import library
@@ -148,3 +149,111 @@ def test_what_the_kernels_do_not_take_is_left_to_torch() -> None:
     for other in (tokens.query.double(), tokens.query.to("meta"), torch.randn(1, 5, 3).neg_()._neg_view()):
         assert native.forward(*tokens._replace(query=other)) is None
     assert native.backward(torch.empty(1, 5, 2, device="meta"), *tokens) is None
+
+
+# ------------------------------------------------------------------------------------------------------------- padding
+
+PADDINGS = {  # of 331 tokens: which are left out
+    "left": lambda t: t < 113,
+    "right": lambda t: t >= 227,
+    "middle": lambda t: (t >= 71) & (t < 205),
+    "both": lambda t: (t < 67) | (t >= 300),
+    "here and there": lambda t: t % 3 == 1,
+    "all but one": lambda t: t != 131,
+    "all": lambda t: t >= 0,
+}
+
+
+def padded(where: str, d: int, dtype: torch.dtype) -> tuple[list[Tensor], Tensor]:
+    """Query, key and value with NaN where nothing is, and a mask (2, 1, 1, N); the second sequence is not padded."""
+    own = [torch.randn(2, 1, 331, size, dtype=dtype) for size in (d, d, 5)]
+    seen = torch.ones(2, 1, 1, 331, dtype=torch.bool)
+    seen[0, 0, 0] = ~PADDINGS[where](torch.arange(331))
+    for x in own[1:]:
+        x[0, 0, ~seen[0, 0, 0]] = torch.nan
+    return own, seen
+
+
+def with_gradients(call: object, own: list[Tensor], *args: object, **kwargs: object) -> list[Tensor]:
+    torch.manual_seed(2)
+    moving = [x.clone().requires_grad_() for x in own]
+    out = call(*moving, *args, **kwargs)  # type: ignore[operator]
+    return [out.detach(), *torch.autograd.grad(out, moving, torch.randn_like(out, dtype=torch.float64).to(out.dtype))]
+
+
+@pytest.mark.parametrize("where", PADDINGS)
+@pytest.mark.parametrize(
+    ("name", "d", "alpha"), [("intention", 17, 0.7), ("intention", 61, 0.1), ("sigma_intention", 17, 0.7)]
+)
+def test_padding_is_as_if_it_was_not_there(where: str, name: str, d: int, alpha: float) -> None:
+    """Against one fit per query in float64, with the triangle written out; and the report is not that of a hard fit."""
+    own, seen = padded(where, d, torch.float32)
+    whole = seen & torch.ones(331, 331, dtype=torch.bool).tril()
+    call = getattr(F, name)
+    got = with_gradients(call, own, seen, is_causal=True, alpha=alpha)
+    want = with_gradients(call, [x.double() for x in own], whole, alpha=alpha)
+    for x, y in zip(got, want, strict=True):
+        assert x.isfinite().all()
+        assert float((x.double() - y).norm() / y.norm()) < 1e-5
+    _, info = call(*own, seen, is_causal=True, alpha=alpha, return_info=True)
+    _, plain = call(*(x.nan_to_num() for x in own), is_causal=True, alpha=alpha, return_info=True)
+    assert bool((info.condition < 3 * plain.condition.max()).all())
+    assert bool((info.error < 1e-5).all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("values", [True, False])
+@pytest.mark.parametrize("where", PADDINGS)
+def test_padding_with_everything_else(where: str, values: bool, dtype: torch.dtype) -> None:
+    """Weights of 0 beside gains, other weights and a state: as torch, in the gradient of a weight of 0 too."""
+    tokens = draw(2, 331, 19, 3, dtype, values, True)
+    tokens.weight[0, PADDINGS[where](torch.arange(331))] = 0  # type: ignore[index]
+    for given in (tokens, tokens._replace(gram=None, cross=None)):
+        for got, want in zip(*both(given), strict=True):
+            error = float((got.double() - want.double()).norm() / want.double().norm())
+            summed = want.dim() == 1  # the gradients of alpha and gain: sums of many terms of either sign
+            assert error < (1e-11 if dtype == torch.float64 else 1e-4 if summed else 1e-5)
+
+
+def test_padding_stays_in_chunks_and_in_float(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A third of padding at the left: not query by query, and what follows is fitted as if it came first."""
+    monkeypatch.setattr(F, "per_query", None)
+    monkeypatch.setattr(sequence, "_query_by_query", None)
+    query, key, value = torch.randn(3, 1, 1024, 64).unbind()
+    seen = torch.arange(1024) >= 352  # whole blocks: the same blocks are made without the padding
+    got = F.intention(query, key, value, seen[None], is_causal=True)
+    alone = F.intention(query[:, 352:], key[:, 352:], value[:, 352:], is_causal=True)
+    assert torch.equal(got[:, 352:], alone)  # type: ignore[index]
+    assert not got[:, :352].any()  # type: ignore[index]
+
+
+def test_threads_do_not_show_with_padding() -> None:
+    tokens = draw(5, 600, 32, 32, torch.float32, True, True)._replace(gram=None, cross=None)
+    for i in range(5):
+        tokens.weight[i, 100 * i : 100 * i + 170] = 0  # type: ignore[index]
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        want = both(tokens)[0]
+        torch.set_num_threads(3)
+        assert all(torch.equal(a, b) for a, b in zip(both(tokens)[0], want, strict=True))
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("kind", ["iid", "low rank", "repeated", "unit"])
+@pytest.mark.parametrize("d", [4, 31, 64, 67, 150])
+def test_the_first_tokens_are_as_exact_as_the_later_ones(d: int, kind: str) -> None:
+    """Float32 against float64: around as many tokens as features Sigma is at its worst."""
+    query, key, value = torch.randn(2, 300, d), torch.randn(2, 300, d), torch.randn(2, 300, 3)
+    if kind == "low rank":
+        key = torch.randn(2, 300, 2) @ torch.randn(2, 2, d) + 1e-3 * key
+    if kind == "repeated":
+        key = key[:, torch.arange(300) % 5]
+    if kind == "unit":
+        key = torch.nn.functional.normalize(key, dim=-1)
+    for alpha in (10.0, 1.0, 0.1, 1e-3):
+        got = causal_intention(query, key, value, alpha=alpha)
+        want = causal_intention(query.double(), key.double(), value.double(), alpha=float(torch.tensor(alpha)))
+        size = want.norm(dim=-1).clamp_min(float(want.norm(dim=-1).mean()))
+        assert float(((got.double() - want).norm(dim=-1) / size).max()) < 1e-5

@@ -14,6 +14,22 @@ struct Sequence {
     double alpha, gain;
 };
 
+// How many of some tokens count.
+template <class S>
+Int counted(const Sequence<S>& s, Int first, Int n) {
+    Int found = s.weight ? 0 : n;
+    for (Int i = first; s.weight && i < first + n; ++i) found += s.weight[i] != 0;
+    return found;
+}
+
+// Whole chunks of `unit` tokens from `first` on, until `enough` of them count: tokens that do not cost little.
+template <class S>
+Int until(const Sequence<S>& s, Int first, Int unit, Int enough) {
+    Int n = 0;
+    for (Int found = 0; first + n < s.n && found < enough; n += unit) found += counted(s, first + n, smaller(unit, s.n - first - n));
+    return smaller(n, s.n - first);
+}
+
 // Tokens in the precision of the work: keys and values times the root of their weight.
 template <class T>
 struct Rows {

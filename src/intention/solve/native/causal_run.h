@@ -1,212 +1,16 @@
 // The fits of a sequence, chunk by chunk of tokens, and its answers.
 #pragma once
 
-#include "arena.h"
-#include "causal_rows.h"
-#include "causal_triangles.h"
+#include "causal_first.h"
 
 namespace INTENTION_ARCH {
 namespace {
 
-constexpr Int BLOCK = 16;     // tokens that share a triangular factor
-constexpr Int CHUNK = 32;     // tokens whose gradients are made together
-constexpr Int SPAN = 32;      // tokens that are loaded, and summed up, together: long sums round more
-constexpr Int FIRST = 128;    // tokens before the first Gram matrix is factored
-constexpr Int LONGEST = 512;  // and at most between two later ones
+constexpr Int LONGEST = 512;  // tokens between two Gram matrices that are factored
 // Float serves up to a ratio of 30, as in factor.py. Here: up to 10 before a chunk in which Sigma grows up to 3 times, so
-// that later tokens hardly ever change the precision of earlier ones. The first tokens of all are always in double.
-constexpr double EASY_BEFORE = 10, GROWTH = 3;
-
-struct Sums {  // of all tokens so far
-    bool empty;
-    double *gram, *cross;  // (d, d), of which the upper triangle counts, and (d, k)
-};
-
-// How far apart rows of [P, -W] and [E, Y] are: an odd number of registers, so that they do not all want the same few
-// places of the cache.
-template <class T>
-Int apart(Int d, Int k) {
-    return (ceil_div(d + k, WIDTH<T>) | 1) * WIDTH<T>;
-}
-
-// What the blocks of a chunk work with, in the precision of the chunk.
-template <class T>
-struct Work {
-    T *query, *key, *value;  // (SPAN, d), (SPAN, d), (SPAN, k): room for copies
-    T *both, *pair, *turned, *inner, *seen, *answer;
-    bool fresh;                       // nothing was seen: P = I / alpha, W = 0
-    T *gram, *cross, *half, *pivots;  // sums of a chunk; the first also serves `inverse`
-    void place(Arena& s, Int d, Int k) {
-        query = s.take<T>(SPAN * d), key = s.take<T>(SPAN * d), value = s.take<T>(SPAN * k);
-        both = s.take<T>(d * apart<T>(d, k)), pair = s.zeros<T>(BLOCK * apart<T>(d, k)), turned = s.take<T>(d * BLOCK);
-        inner = s.take<T>(BLOCK * BLOCK), seen = s.take<T>(BLOCK * BLOCK), answer = s.take<T>(BLOCK * (d + k));
-        const Int size = padded<T>(d);
-        gram = s.take<T>(size * size), cross = s.take<T>(d * k), half = s.take<T>(size * size), pivots = s.take<T>(larger(size, BLOCK));
-    }
-};
-
-template <class T, class S>
-Rows<T> load_rows(const Sequence<S>& s, Int first, Int n, const Work<T>& w) {
-    const S* weight = s.weight ? s.weight + first : nullptr;
-    return {in_place_or_copied<T, S>(n, s.d, s.query + first * s.query_row, s.query_row, nullptr, w.query),
-            in_place_or_copied<T, S>(n, s.d, s.key + first * s.key_row, s.key_row, weight, w.key),
-            s.k ? in_place_or_copied<T, S>(n, s.k, s.value + first * s.value_row, s.value_row, weight, w.value) : In<T>{w.value, 0, 1}};
-}
-
-// The largest diagonal entries of Sigma before and after a chunk.
-struct Largest {
-    double before, after;
-};
-
-template <class S>
-Largest largest_of(const Sequence<S>& s, Int first, Int n, const Sums& sums, double* diagonal) {
-    const auto top = [&] {
-        double found = 0;
-        for (Int j = 0; j < s.d; ++j)
-            if (!(diagonal[j] <= found)) found = diagonal[j];  // NaN stays
-        return s.gain * found + s.alpha;
-    };
-    for (Int j = 0; j < s.d; ++j) diagonal[j] = sums.empty ? 0.0 : sums.gram[j * s.d + j];
-    const double before = top();
-    for (Int i = first; i < first + n; ++i) {
-        const S* key = s.key + i * s.key_row;
-        const double weight = s.weight ? double(s.weight[i]) : 1.0;
-        for (Int j = 0; j < s.d; ++j) diagonal[j] += weight * double(key[j]) * double(key[j]);
-    }
-    return {before, top()};
-}
-
-// both = [P, -W] from the sums; returns the largest diagonal entry of P, infinite where there is no factor.
-template <class T, class S>
-double fit_before(const Sequence<S>& s, const Sums& sums, Work<T>& w) {
-    const Int d = s.d, k = s.k, width = apart<T>(d, k), size = padded<T>(d);
-    w.fresh = sums.empty;
-    for (Int i = 0; i < d * width; ++i) w.both[i] = 0;
-    if (w.fresh) {
-        for (Int i = 0; i < d; ++i) w.both[i * width + i] = T(1 / s.alpha);
-        return 1 / s.alpha;
-    }
-    for (Int i = 0; i < size * size; ++i) w.gram[i] = 0;
-    for (Int i = 0; i < d; ++i)
-        for (Int j = 0; j < d; ++j) w.gram[i * size + j] = T(s.gain * sums.gram[i * d + j]);
-    for (Int i = 0; i < size; ++i) w.gram[i * size + i] += T(i < d ? s.alpha : 1);
-    if (!inverse(d, w.gram, w.half, w.both, width, w.pivots)) return __builtin_inf();
-    double top = 0;
-    for (Int i = 0; i < d; ++i) top = larger(top, double(w.both[i * width + i]));
-    for (Int i = 0; i < d * k; ++i) w.cross[i] = T(sums.cross[i]);
-    multiply<T>(d, k, d, rows_of<const T>(w.both, width), rows_of<const T>(w.cross, k), rows_of(w.both + d, width), T(-1));
-    return top;
-}
-
-// pair = [K P, V - c K W] of a block's rows.
-template <class T>
-void move_block(Int n, Int d, Int k, T gain, const Rows<T>& rows, const Work<T>& w, T* pair) {
-    const Int width = apart<T>(d, k), columns = padded<T>(d + k);
-    if (!w.fresh) multiply<T>(n, columns, d, rows.key, rows_of<const T>(w.both, width), rows_of(pair, width));
-    const T scale = w.both[0];
-    for (Int i = 0; i < n; ++i) {
-        const T *key = rows.key.at(i, 0).p, *value = rows.value.at(i, 0).p;
-        T *left = pair + i * width, *right = left + d;
-        if (w.fresh) {
-            for (Int j = 0; j < d; ++j) left[j] = scale * key[j];
-            for (Int j = 0; j < k; ++j) right[j] = value[j];
-            for (Int j = d + k; j < columns; ++j) left[j] = 0;
-        } else {
-            for (Int j = 0; j < k; ++j) right[j] = gain * right[j] + value[j];
-        }
-    }
-}
-
-// pair = [E, Y] of a block's rows.
-template <class T>
-void fit_block(Int n, Int d, Int k, T gain, const Rows<T>& rows, const Work<T>& w, T* pair) {
-    const Int width = apart<T>(d, k), size = padded<T>(n);
-    move_block<T>(n, d, k, gain, rows, w, pair);
-    transpose<T>(n, d, rows.key.p, rows.key.rs, w.turned, BLOCK);
-    multiply<T>(n, n, d, rows_of<const T>(pair, width), rows_of<const T>(w.turned, BLOCK), rows_of(w.inner, size), gain, false, UPPER);
-    for (Int i = 0; i < size; ++i)
-        for (Int j = larger(i, n); j < size; ++j) w.inner[i * size + j] = 0;
-    for (Int i = 0; i < size; ++i) w.inner[i * size + i] = i < n ? w.inner[i * size + i] + 1 : T(1);
-    cholesky<T>(n, size, w.inner, w.pivots);  // eigenvalues are 1 and more where the ratio is served
-    half_solve(size, w.inner, w.pivots, padded<T>(d + k), pair, width);
-}
-
-// both = [P, -W] with the tokens of a block.
-template <class T>
-void pass_block(Int n, Int d, Int k, T gain, const T* rows, Work<T>& w) {
-    const Int width = apart<T>(d, k), together = gain == 1 ? padded<T>(d + k) : d;
-    const In<T> pair = rows_of<const T>(rows, width);
-    multiply<T>(d, together, n, pair.t(), pair, rows_of(w.both, width), -gain, true, UPPER);
-    if (together == d) multiply<T>(d, k, n, pair.t(), pair.at(0, d), rows_of(w.both + d, width), T(-1), true);
-    mirror<T>(d, w.both, width);
-    w.fresh = false;
-}
-
-// x_t A_t^-1 for rows x_t (n, d), from P, E and E'.
-template <class T>
-void transformed(Int n, Int d, T gain, In<T> x, In<T> inverse, In<T> rows, In<T> turned, T* seen, T* out) {
-    lower_of<T>(n, d, x, turned, rows_of(seen, n));
-    multiply<T>(n, d, d, x, inverse, rows_of(out, d));
-    lower_times<T>(n, d, rows_of<const T>(seen, n), rows, rows_of(out, d), -gain, true);
-}
-
-template <class T>
-void answers(Int n, Int d, Int k, T gain, In<T> query, const Work<T>& w, T* out) {
-    const Int width = apart<T>(d, k);
-    const In<T> both = rows_of<const T>(w.both, width), pair = rows_of<const T>(w.pair, width), turned = rows_of<const T>(w.turned, BLOCK);
-    transpose<T>(n, d, w.pair, width, w.turned, BLOCK);
-    if (k == 0) return transformed<T>(n, d, gain, query, both, pair, turned, w.seen, out);
-    lower_of<T>(n, d, query, turned, rows_of(w.seen, n));
-    if (!w.fresh) multiply<T>(n, k, d, query, both.at(0, d), rows_of(out, k), T(-1));
-    lower_times<T>(n, k, rows_of<const T>(w.seen, n), pair.at(0, d), rows_of(out, k), T(1), !w.fresh);
-}
-
-template <class T, class S>
-void write_answers(Int n, Int d, Int k, T gain, In<T> query, const Work<T>& w, S* out) {
-    if constexpr (sizeof(T) == sizeof(S)) {
-        answers<T>(n, d, k, gain, query, w, out);
-    } else {
-        answers<T>(n, d, k, gain, query, w, w.answer);
-        for (Int i = 0; i < n * (k ? k : d); ++i) out[i] = S(w.answer[i]);
-    }
-}
-
-template <class T>
-void add_to(double* sums, const T* x, Int count) {
-    for (Int i = 0; i < count; ++i) sums[i] += double(x[i]);
-}
-
-// Adds a chunk's K'WK and K'WV to the sums.
-template <class T>
-void add_chunk(Int d, Int k, const Work<T>& w, Sums& sums) {
-    if (sums.empty) {
-        for (Int i = 0; i < d * d; ++i) sums.gram[i] = 0;
-        for (Int i = 0; i < d * k; ++i) sums.cross[i] = 0;
-        sums.empty = false;
-    }
-    for (Int i = 0; i < d; ++i) add_to(sums.gram + i * d + i, w.gram + i * d + i, d - i);
-    add_to(sums.cross, w.cross, d * k);
-}
-
-// Where the fits of a chunk of CHUNK tokens are kept for its gradients: P and -W' before it (d + k, d), then its [E, Y].
-struct Kept {
-    void* fits;
-    bool wide;
-};
-
-// Where the [E, Y] of the block at token `at` are kept. Keeps P and -W' where a chunk begins.
-template <class T>
-T* keep(Int at, Int d, Int k, bool wide, const Work<T>& w, Arena& scratch, Kept* kept) {
-    const Int width = apart<T>(d, k);
-    Kept& here = kept[at / CHUNK];
-    if (at % CHUNK == 0) {
-        T* fits = scratch.take<T>((d + k) * d + CHUNK * width);
-        for (Int i = 0; i < d; ++i) __builtin_memcpy(fits + i * d, w.both + i * width, d * sizeof(T));
-        transpose<T>(d, k, w.both + d, width, fits + d * d, d);
-        here = {fits, wide};
-    }
-    return static_cast<T*>(here.fits) + (d + k) * d + at % CHUNK * width;
-}
+// that later tokens hardly ever change the precision of earlier ones; and where the products k P lose a factor of 8 at
+// most. The first tokens of all are fitted in double.
+constexpr double EASY_BEFORE = 10, GROWTH = 3, LITTLE = 8;
 
 // Answers of a chunk, or, with `kept`, its fits.
 template <class T, class S>
@@ -215,26 +19,38 @@ void run_chunk(const Sequence<S>& s, Int first, Int count, Sums& sums, bool last
     const Int d = s.d, k = s.k, end = first + count;
     const T gain = T(s.gain);
     Rows<T> span = {};
+    bool summed = false;
     for (Int at = first; at < end; at += BLOCK) {
+        const Int n = smaller(BLOCK, end - at);
         if ((at - first) % SPAN == 0) {
             const Int some = smaller(SPAN, end - at);
             span = load_rows<T, S>(s, at, some, w);
-            if (!last) multiply<T>(d, d, some, span.key.t(), span.key, rows_of(w.gram, d), T(1), at > first, UPPER);
-            if (!last) multiply<T>(d, k, some, span.key.t(), span.value, rows_of(w.cross, k), T(1), at > first);
+            if (!last && counted(s, at, some)) {
+                multiply<T>(d, d, some, span.key.t(), span.key, rows_of(w.gram, d), T(1), summed, UPPER);
+                multiply<T>(d, k, some, span.key.t(), span.value, rows_of(w.cross, k), T(1), summed);
+                summed = true;
+            }
         }
-        const Int n = smaller(BLOCK, end - at);
         const Rows<T> rows = span.from((at - first) % SPAN);
         T* pair = kept ? keep<T>(at, d, k, sizeof(T) > sizeof(S), w, scratch, kept) : w.pair;
         if (!kept) {
             prefetch_rows<false>(n, d, s.query + at * s.query_row, s.query_row);
             prefetch_rows<true>(n, k ? k : d, out + at * (k ? k : d), k ? k : d);
         }
-        fit_block<T>(n, d, k, gain, rows, w, pair);
+        const bool counts = counted(s, at, n) > 0;  // else the fit is that of the block before
+        if (counts) {
+            fit_block<T>(n, d, k, gain, rows, w, pair);
+        } else {
+            for (Int i = 0; i < n * apart<T>(d, k); ++i) pair[i] = 0;
+        }
         if (!kept) write_answers<T, S>(n, d, k, gain, rows.query, w, out + at * (k ? k : d));
-        if (at + n < end) pass_block<T>(n, d, k, gain, pair, w);
+        if (counts && at + n < end) pass_block<T>(n, d, k, gain, pair, w);
     }
-    if (!last) add_chunk<T>(d, k, w, sums);
+    if (summed) add_chunk<T>(d, k, w, sums);
 }
+
+// Sigma grows up to GROWTH times within a chunk, if keys are alike. After a state of which little is known: MOST.
+inline Int next_tokens(Int seen) { return seen ? smaller(larger(seen * 5 / 3, CHUNK), LONGEST) : MOST; }
 
 inline double worse(double a, double b) { return a != a || a > b ? a : b; }  // NaN stays
 
@@ -250,29 +66,44 @@ Outcome run(const Sequence<S>& s, const double* gram, const double* cross, Arena
     Work<double> wide;
     narrow.place(scratch, s.d, s.k);
     wide.place(scratch, s.d, s.k);
+    First start;
+    start.place(scratch, s.d, s.k);
     Sums sums = {gram == nullptr, scratch.take<double>(s.d * s.d), scratch.take<double>(s.d * s.k)};
     double* diagonal = scratch.take<double>(s.d);
     if (gram) __builtin_memcpy(sums.gram, gram, s.d * s.d * sizeof(double));
     if (gram && s.k) __builtin_memcpy(sums.cross, cross, s.d * s.k * sizeof(double));
     constexpr double eps = sizeof(S) == 4 ? 1.1920928955078125e-07 : 2.220446049250313e-16;
     Outcome found = {0, 0, false};
-    for (Int first = 0; first < s.n;) {
-        const Int count = smaller(s.n - first, first ? smaller(first, LONGEST) : FIRST);
-        const bool last = first + count == s.n;
-        const Largest largest = largest_of<S>(s, first, count, sums, diagonal);
-        const bool steady = sizeof(S) == 8 || (largest.before > s.alpha && largest.after < GROWTH * largest.before);
-        double top = steady ? fit_before<S, S>(s, sums, narrow) : 0.0, smallest = eps;
-        if (sizeof(S) == 4 && !(steady && largest.before * top < EASY_BEFORE)) {
-            top = fit_before<double, S>(s, sums, wide), smallest = 2.220446049250313e-16;
-            run_chunk<double, S>(s, first, count, sums, last, wide, scratch, out, kept);
-            found.wide = true;
+    for (Int at = 0, seen = 0, count = 0; at < s.n; at += count) {
+        if (sums.empty && !counted(s, at, smaller(CHUNK, s.n - at))) {
+            count = smaller(CHUNK, s.n - at);
+            run_unseen<S>(s, at, count, narrow, scratch, out, kept);
+            continue;
+        }
+        count = sums.empty ? smaller(until(s, at, CHUNK, first_tokens(s.d)), MOST) : until(s, at, CHUNK, next_tokens(seen));
+        const bool last = at + count == s.n;
+        const Largest largest = largest_of<S>(s, at, count, sums, diagonal);
+        double top = 1 / s.alpha, smallest = 2.220446049250313e-16;
+        if (sums.empty) {
+            run_first<S>(s, at, count, sums, last, start, wide, scratch, out, kept);
+            found.wide = sizeof(S) == 4;
         } else {
-            run_chunk<S, S>(s, first, count, sums, last, narrow, scratch, out, kept);
+            const bool steady = sizeof(S) == 8 || (largest.before > s.alpha && largest.after < GROWTH * largest.before);
+            top = steady ? fit_before<S, S>(s, sums, narrow) : 0.0;
+            const bool easy = steady && largest.before * top < EASY_BEFORE && lost<S, S>(s, sums, top, narrow) < LITTLE;
+            if (sizeof(S) == 4 && !easy) {
+                top = fit_before<double, S>(s, sums, wide);
+                run_chunk<double, S>(s, at, count, sums, last, wide, scratch, out, kept);
+                found.wide = true;
+            } else {
+                smallest = eps;
+                run_chunk<S, S>(s, at, count, sums, last, narrow, scratch, out, kept);
+            }
         }
         // eigenvalues are at least diagonal entries: of Sigma after the chunk, of its inverse before it
         const double ratio = largest.after * top, error = ratio * smallest;
         found.ratio = worse(found.ratio, ratio), found.error = worse(found.error, error);
-        first += count;
+        seen += counted(s, at, count);
     }
     return found;
 }

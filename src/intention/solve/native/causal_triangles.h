@@ -6,13 +6,20 @@
 namespace INTENTION_ARCH {
 namespace {
 
+constexpr Int STRIP = 16;  // rows of a triangle that are made together
+
 // X = U'^-1 X; row t depends on rows <= t alone. X has room for `size` rows and whole registers of columns.
 template <class T>
 void half_solve(Int size, const T* u, const T* inverse_root, Int columns, T* x, Int ldx) {
     constexpr Int W = WIDTH<T>;
+    const auto subtract = [=](Int from, Int to, Int rows) {  // what rows from..to are in those from `to` on
+        const In<T> above = rows_of(u + from * size + to, size), done = rows_of<const T>(x + from * ldx, ldx);
+        if (to > from) multiply<T>(rows, columns, to - from, above.t(), done, rows_of(x + to * ldx, ldx), T(-1), true);
+    };
     for (Int b = 0; b < size; b += W) {
-        if (b)
-            multiply<T>(W, columns, b, rows_of(u + b, size).t(), rows_of<const T>(x, ldx), rows_of(x + b * ldx, ldx), T(-1), true);
+        const Int strip = b / STRIP * STRIP;
+        if (b == strip) subtract(0, b, smaller(STRIP, size - b));
+        subtract(strip, b, W);
         substitute<T>(u + b * size + b, size, inverse_root + b, x + b * ldx, ldx, columns / W);
     }
 }
@@ -34,8 +41,6 @@ void mirror(Int n, T* x, Int ld) {
     constexpr Int W = WIDTH<T>;
     for (Int b = W; b < n; b += W) transpose<T>(W, n - b, x + (b - W) * ld + b, ld, x + b * ld + b - W, ld);
 }
-
-constexpr Int STRIP = 16;  // rows of a triangle that are made together
 
 // C = tril(A B), for a C of n rows and columns.
 template <class T>
