@@ -336,3 +336,27 @@ def test_sigma_intention_of_ill_conditioned_keys():
     want = reference.sigma_intention(q.double(), k.double(), v.double(), alpha=1e-6, scale=1e-3)
     assert F.ROUTES[info.route] == "float64"
     assert (out.double() - want).norm() < 1e-4 * want.norm()
+
+
+@pytest.mark.parametrize("alpha", [1e-2, 1e-4, 1e-6])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [1.0, 1e-6])
+def test_gradients_of_causal_sigma_intention_with_few_keys(alpha, dtype, size):
+    """Fewer tokens than dimensions: Q Sigma^-1 is 1 / alpha where no key is, and what cancels is not 1 / alpha^2."""
+    q, k, v = torch.randn(2, 5, 13), 3 * torch.randn(2, 5, 13), torch.randn(2, 5, 2)
+    weight = torch.tensor([1.0, 2.0, 0.5, 0.25, 1.0])
+    own = [x.to(dtype).requires_grad_() for x in (size * q, k, v)]
+    wide = [x.detach().double().requires_grad_() for x in own]
+    rows = []
+    for t in range(1, 6):  # the dual form: the scores are Q K'(W K K' + alpha I)^-1
+        seen, w = wide[1][:, :t], weight[:t].double()
+        gram = w.unsqueeze(-1) * (seen @ seen.mT) + alpha * torch.eye(t, dtype=torch.float64)
+        scores = torch.linalg.solve(gram, wide[0][:, t - 1 : t] @ seen.mT, left=False)
+        rows.append(torch.softmax(scores + w.log(), -1) @ wide[2][:, :t])
+    want = torch.cat(rows, 1)
+    out = F.sigma_intention(*own, weight=weight.to(dtype), alpha=alpha, is_causal=True)
+    assert (out - want).norm() < 1e-5 * want.norm()
+    g = torch.randn_like(want).to(dtype)
+    grads = torch.autograd.grad(out, own, g)
+    for grad, right in zip(grads, torch.autograd.grad(want, wide, g.double()), strict=True):
+        assert (grad - right).norm() < 1e-5 * right.norm()

@@ -453,7 +453,7 @@ def test_covariances_of_their_own_in_torch_func_and_compile(shape, covariance):
 
 
 def minimum_norm(key, value, weight, query):
-    """One formula: the pseudo-inverse of centred points, whose rounding, that of the keys as they came, is no direction."""
+    """One formula: the pseudo-inverse of centred points; the rounding of the keys as they came is no direction."""
     root = torch.ones_like(key[:, :1]) if weight is None else weight.sqrt().unsqueeze(-1)
     share = root.square() / root.square().sum()
     mean_key, mean_value = (share * key).sum(0), (share * value).sum(0)

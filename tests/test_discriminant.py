@@ -238,3 +238,30 @@ def test_errors():
     ]:
         with pytest.raises(kind, match=reason):
             call()
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.1])
+@pytest.mark.parametrize("size", [(6, 8), (11, 3), (7, 13)])
+def test_both_routes_agree_or_one_says_so(alpha, size):
+    (n, d), gen = size, torch.Generator().manual_seed(5)
+    key, query = torch.randn(n, d, generator=gen, dtype=D), torch.randn(5, d, generator=gen, dtype=D)
+    labels = torch.arange(n) % 2
+    if n < d and alpha == 0:  # no class varies along the difference of the means
+        with pytest.raises(ValueError, match=r"fewer points than features.*route='within'"):
+            lda(key, labels, route="total")
+        return
+    one, two = (lda(key, labels, alpha=alpha, route=route)(query) for route in ("within", "total"))
+    close(decision(two, 2), decision(one, 2))
+    leaking = torch.cat([key, labels.to(D).unsqueeze(-1)], -1)  # a feature that no class varies in
+    if alpha == 0:
+        with pytest.raises(ValueError, match="none of them varies"):
+            lda(leaking, labels, route="total")
+
+
+def test_labels_are_integers():
+    key, labels = torch.randn(2, 11, 3), torch.arange(11) % 3
+    for classify in (lda, qda, ls_svm):
+        with pytest.raises(TypeError, match=r"labels \(..., N\) must be integers, got torch.float32 .*labels.long\(\)"):
+            classify(key, labels.float())
+    with pytest.raises(TypeError, match=r"value must have a floating-point dtype, got torch.int64.*one_hot\(value, C\)"):
+        intention.fit(key, labels.expand(2, 11))

@@ -7,6 +7,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import reference
 from intention import functional as F
+from intention.nn import MultiheadIntention
+from intention.nn.multihead import Heads
 from intention.solve import batch, ladder, ridge, rows, transform
 from intention.solve.problem import Plan, Problem
 from intention.solve.pullback import Needs
@@ -294,3 +296,18 @@ def test_a_sigma_stream_in_half_precision(dtype):
     last, _ = sigma_stream(*(x[..., 23:, :] for x in (q, k, v)), torch.tensor(0.01), "ridge", None, memory)
     out = torch.cat([first, last], -2)
     torch.testing.assert_close(out, want.to(dtype), rtol=torch.finfo(dtype).eps, atol=1e-6)
+
+
+@pytest.mark.parametrize("scale", ["variance", "attention"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("streamed", [False, True])
+def test_the_scale_of_a_layer_does_not_round_its_queries(scale, dtype, streamed):
+    """What a layer of heads makes of half-precision projections is wrong by the rounding of its output."""
+    layer = MultiheadIntention(52, 4, batch_first=True, softmax=True, alpha=0.01, scale=scale)
+    x, heads = torch.zeros(2, 29, 52), [8 * h.to(dtype) for h in torch.randn(3, 2, 4, 29, 13)]
+    if streamed:
+        out, want = (layer.advance(x, h, None, 0)[0] for h in (heads, [h.double() for h in heads]))
+    else:
+        out, want = (layer.mix(Heads(*h, None, 0.0, False)) for h in (heads, [h.double() for h in heads]))
+    assert out.dtype == dtype
+    torch.testing.assert_close(out, want.to(dtype), rtol=torch.finfo(dtype).eps, atol=1e-5)

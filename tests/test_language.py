@@ -118,3 +118,22 @@ def test_tokens_are_indices() -> None:
         model(torch.zeros(3).long())
     with pytest.raises(ValueError, match=r"multiple of num_heads, got 30 features for 4 heads; use embed_dim=28 or 32"):
         InformerLM(17, 30, 4, 1)
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_the_model_up_to_its_rounding(mixer: str, dtype: torch.dtype) -> None:
+    model = InformerLM(17, 32, 4, 1, mixer=mixer)
+    tokens = torch.randint(17, (2, 23))
+    want, _ = model(tokens)
+    with torch.autocast("cpu", dtype):
+        first, streams = model(tokens[:, :19])
+        auto = torch.cat([first, model(tokens[:, 19:], streams)[0]], 1)
+    model = model.to(dtype)
+    first, streams = model(tokens[:, :19])
+    half = torch.cat([first, model(tokens[:, 19:], streams)[0]], 1)
+    for got in (auto, half):
+        assert got.dtype == dtype
+        assert float((got.float() - want).norm() / want.norm()) < 16 * torch.finfo(dtype).eps
+    half.float().square().sum().backward()
+    assert all(x.grad is None or torch.isfinite(x.grad).all() for x in model.parameters())

@@ -149,3 +149,44 @@ def test_the_delta_rule_is_its_recurrence() -> None:
         sums = sums + beta[:, t, None, None] * k * (value[:, t].unsqueeze(1) - k.mT @ sums)
         torch.testing.assert_close(out[:, t], (query[:, t].unsqueeze(1) @ sums).squeeze(1))
     torch.testing.assert_close(last, sums)
+
+
+def test_no_tokens_are_read_as_well() -> None:
+    own = [torch.randn(2, 0, 3, requires_grad=True) for _ in range(3)]
+    none = torch.ones(2, 0)
+    out = causal_intention(*own, decay=none)
+    assert out.shape == (2, 0, 3)
+    assert [x.shape for x in torch.autograd.grad(out.sum(), own)] == [(2, 0, 3)] * 3
+    _, before = CausalState.empty(3, 3, (2,)).prefill(*torch.randn(3, 2, 5, 3))
+    out, after = before.prefill(*own, decay=none)
+    assert out.shape == (2, 0, 3)
+    assert torch.equal(after.gram, before.gram)
+    assert torch.equal(after.cross, before.cross)
+
+
+def test_a_number_as_alpha_is_as_exact_as_the_tokens() -> None:
+    query, key, value = (x.double() for x in draw(7, (1,), d=3, k=2))
+    exact = torch.tensor(0.1, dtype=D)
+    want = causal_intention(query, key, value, alpha=exact)
+    assert torch.equal(causal_intention(query, key, value, alpha=0.1), want)
+    assert torch.equal(CausalState.empty(3, 2, (1,), alpha=0.1).prefill(query, key, value)[0], want)
+    mixer = make_mixer("intention", 6, 2, batch_first=True, alpha=0.1, scale=None).double()
+    fixed = make_mixer("intention", 6, 2, batch_first=True, alpha=exact, scale=None).double()
+    fixed.load_state_dict(mixer.state_dict())
+    x = torch.randn(1, 7, 6, dtype=D)
+    assert torch.equal(mixer.stream(x)[0], fixed.stream(x)[0])  # type: ignore[operator]
+
+
+def test_what_is_no_tensor_or_of_another_size_is_named() -> None:
+    query, key, value = draw(5, (2,), d=4, k=3)
+    with pytest.raises(TypeError, match=r"decay must be a torch\.Tensor .* use torch\.full"):
+        causal_intention(query, key, value, decay=0.9)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"weight must be a torch\.Tensor"):
+        causal_intention(query, key, value, weight=1.0)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"cu_seqlens must be a torch\.Tensor"):
+        causal_intention(query, key, value, cu_seqlens=[0, 5])  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"decay must be a torch\.Tensor"):
+        CausalState.empty(4, 3).step(query[:, 0], key[:, 0], value[:, 0], decay=0.9)  # type: ignore[arg-type]
+    for sizes in ((1, 3), (4, 1), (4, 7), (5, 3)):
+        with pytest.raises(ValueError, match=r"CausalState\.empty\(4, 3\)"):
+            CausalState.empty(*sizes).prefill(query, key, value)

@@ -320,3 +320,56 @@ def test_safetensors_is_named_where_it_is_missing(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "safetensors", None)
     with pytest.raises(ImportError, match=r"pip install safetensors"):
         intention.fit(torch.randn(5, 2), torch.randn(5, 1)).save(tmp_path / "ctx")
+
+
+@pytest.mark.parametrize("how", ["add", "merge", "sums"])
+@pytest.mark.parametrize("intercept", [False, True])
+def test_points_that_count_nothing_have_the_slope_of_a_refit(how, intercept):
+    """All added weights are 0, where a weighted mean is 0 / 0."""
+    key, value, query = (x[0] for x in sample(1, 23, 3, 5, "ridge"))
+    other, also, _ = (x[0] for x in sample(1, 7, 3, 5, "ridge"))
+    options = {"alpha": 0.3, "intercept": intercept}
+
+    def updated(weight):
+        if how == "merge":
+            return intention.fit(key, value, **options).merge(intention.fit(other, also, weight=weight, **options))(
+                query
+            )
+        return intention.fit(key, value, **options, keep_points=how == "add").add(other, also, weight)(query)
+
+    def fitted(weight):
+        weight = torch.cat([torch.ones(23, dtype=D), weight])
+        return intention.fit(torch.cat([key, other]), torch.cat([value, also]), weight=weight, **options)(query)
+
+    for weight in (torch.zeros(7, dtype=D), torch.rand(7, dtype=D)):
+        got, want = (torch.autograd.functional.jacobian(f, weight) for f in (updated, fitted))
+        torch.testing.assert_close(updated(weight), fitted(weight))
+        torch.testing.assert_close(got, want, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("n", [7, 23])
+@pytest.mark.parametrize("kernel", [None, "gaussian"])
+def test_a_class_of_one_point_that_counts_nothing(n, kernel):
+    """It is the mean of its class whatever its weight, so Sigma does not change with that."""
+    key, query = torch.randn(n, 11, dtype=D) + 1, torch.randn(5, 11, dtype=D)
+    value = torch.nn.functional.one_hot(torch.cat([torch.arange(n - 1) % 2, torch.tensor([2])]), 3).to(D)
+
+    def answer(last):
+        weight = torch.cat([torch.ones(n - 1, dtype=D), last])
+        return intention.fit(key, value, 0.3, weight, covariance="within", kernel=kernel)(query)
+
+    zero = torch.zeros(1, dtype=D)
+    slope = torch.autograd.functional.jacobian(answer, zero)
+    step = 1e-4
+    ahead = (4 * answer(zero + step) - answer(zero + 2 * step) - 3 * answer(zero)) / (2 * step)
+    torch.testing.assert_close(slope.squeeze(-1), ahead, rtol=1e-4, atol=1e-6)
+
+
+def test_what_is_handed_out_is_a_copy():
+    key, value, query = sample(2, 23, 3, 5, "ridge")
+    ctx = intention.fit(key, value, 0.3, intercept=True)
+    before = ctx(query)
+    for x in (ctx.w, ctx.intercept, ctx.free_w(), ctx.leverage(), ctx.leave_one_out(), ctx.describe().error):
+        x.zero_()
+    assert torch.equal(ctx(query), before)
+    assert (ctx.describe().error > 0).all()

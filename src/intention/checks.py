@@ -11,6 +11,7 @@ from torch import Tensor
 
 SOLVERS = ("auto", "primal", "dual", "qr", "pinv", "float64")
 COVARIANCES = ("ridge", "convex", "within")
+LABELS = "use value.float(), or for class labels torch.nn.functional.one_hot(value).to(key.dtype)"
 
 
 def shape(x: Tensor) -> str:
@@ -318,7 +319,18 @@ def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
     return len(shape) <= len(to) and all(a in (1, b) for a, b in zip(reversed(shape), reversed(to), strict=False))
 
 
+def tensor_of_tokens(name: str, x: object) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(
+            f"{name} must be a torch.Tensor (..., N), one number for each token, got {type(x).__name__}; use "
+            f"torch.full((N,), {x if isinstance(x, Real) else name})"
+        )
+    if not x.dtype.is_floating_point:
+        raise TypeError(f"{name} must have a floating-point dtype, got {x.dtype}; use {name}.float()")
+
+
 def per_token(name: str, x: Tensor, n: int) -> None:
+    tensor_of_tokens(name, x)
     if x.dim() < 1 or x.shape[-1] != n:
         raise ValueError(f"{name} must be (..., N) with N = {n} tokens, got {tuple(x.shape)}")
 
@@ -333,8 +345,19 @@ def log_decay(x: Tensor) -> None:
         )
 
 
+def state_of(gram: Tensor, cross: Tensor, d: int, k: int) -> None:
+    """A causal state is one of these tokens."""
+    if gram.shape[-2:] != (d, d) or cross.shape[-2:] != (d, k):
+        raise ValueError(
+            f"the state is of tokens with {cross.shape[-2]} features and {cross.shape[-1]} values, and these have {d} "
+            f"and {k}; start with CausalState.empty({d}, {k})"
+        )
+
+
 def cu_seqlens(x: Tensor, n: int) -> list[int]:
     """Where packed sequences begin, and the end of the last."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"cu_seqlens must be a torch.Tensor of integers, got {type(x).__name__}; use torch.tensor")
     ends: list[int] = x.tolist() if x.dim() == 1 and not x.dtype.is_floating_point else []
     if len(ends) < 2 or ends[0] != 0 or ends[-1] != n or any(b < a for a, b in itertools.pairwise(ends)):
         raise ValueError(

@@ -22,6 +22,13 @@ def labelled(key: Tensor, value: Tensor, weight: Tensor | None) -> tuple[Tensor,
                 f"labels must be integers >= 0 of shape (..., N), got {tuple(value.shape)} from {value.min()}"
             )
         value = torch.nn.functional.one_hot(value.long()).to(key.dtype)
+    elif isinstance(value, Tensor) and isinstance(key, Tensor):
+        n = key.shape[-2:-1]
+        if value.shape[-1:] == n and value.shape[-2:-1] != n:
+            raise TypeError(
+                f"labels (..., N) must be integers, got {value.dtype} {tuple(value.shape)}; use labels.long(), or "
+                "one-hot values (..., N, C)"
+            )
     checks.fitted_points(key, value)
     checks.float64(key.device)
     checks.leading(key=key.shape[:-2], value=value.shape[:-2])

@@ -13,9 +13,10 @@ from intention.covariance import is_named, on_keys
 from intention.dual import Dual
 from intention.functional import Info
 from intention.kept import Kept
+from intention.solve.centring import EPS
 from intention.solve.constrained import Constraint
 from intention.solve.doors import eager
-from intention.solve.stats import EPS, Stats
+from intention.solve.stats import Stats
 
 
 class Context(Kept):
@@ -43,7 +44,7 @@ class Context(Kept):
     def w(self) -> Tensor:
         """The weights (..., d, k) of a linear fit; of one with features, those of the features."""
         self._need_w("w")
-        return self._linear[0].to(self.dtype)
+        return self._linear[0].to(self.dtype, copy=True)  # whoever writes into it does not change the context
 
     @property
     def intercept(self) -> Tensor:
@@ -94,7 +95,7 @@ class Context(Kept):
     def describe(self) -> Info:
         """Route (an index into `functional.ROUTES`), condition and estimated relative error of the fit (...)."""
         report = self._system.report if self.kernel is not None else self._linear[3]
-        return Info(report.route.to(torch.int8), report.condition, report.error)
+        return Info(report.route.to(torch.int8), report.condition.clone(), report.error.clone())
 
     # -- points that come and go --------------------------------------------------------------------------------------
 
@@ -134,7 +135,9 @@ class Context(Kept):
             return dataclasses.replace(self, **lost, dtype=dtype, stats=self._sums.merge(other._sums))  # type: ignore[arg-type]
         assert other.value is not None
         both = self._points_with(other.key, other.value, other.weight)
-        stats = self._sums.merge(other._sums) if self._wants_sums(self.key.shape[-2] + other.key.shape[-2]) else None
+        stats = None
+        if self._wants_sums(self.key.shape[-2] + other.key.shape[-2]):
+            stats = self._sums.merge(other._sums) if other.weight is None else self._sums.add(*other._wide)
         return dataclasses.replace(self, **both, dtype=dtype, stats=stats)
 
     def forget(self, gamma: float | Tensor) -> Context:
@@ -176,7 +179,8 @@ class Context(Kept):
     def free_w(self) -> Tensor:
         """w (..., d, k) without the constraints, in float64."""
         self._need_w("free_w")
-        return self._linear[0] if not self.constraints else dataclasses.replace(self, constraints=())._linear[0]
+        free = self if not self.constraints else dataclasses.replace(self, constraints=())
+        return free._linear[0].clone()
 
     def solve_sigma(self, b: Tensor) -> Tensor:
         """Sigma^-1 b for b (..., d, p), in float64."""
@@ -240,7 +244,7 @@ class Context(Kept):
 
     def _sums_with(self, key: Tensor, value: Tensor, weight: Tensor | None) -> Stats | None:
         n = 0 if self.key is None else self.key.shape[-2] + key.shape[-2]
-        return self._sums.merge(self._stats_of(key, value, weight)) if self._wants_sums(n) else None
+        return self._sums.add(self._mapped(key), value, weight) if self._wants_sums(n) else None
 
     def _remove_sums(self, key: Tensor, value: Tensor, weight: Tensor | None) -> Context:
         assert self.stats is not None

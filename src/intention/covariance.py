@@ -66,7 +66,7 @@ def class_shares(value: Tensor, weight: Tensor | None) -> Tensor:
 
 
 def deviations(x: Tensor, value: Tensor, weight: Tensor | None) -> Tensor:
-    """The rows of x (..., N, anything) minus the mean of their class.
+    """The rows of x (..., N, anything) minus the mean of their class; 0 in a class that has no weight.
 
     >>> x, labels = torch.tensor([[1.0], [3.0], [10.0]]), torch.tensor([[1.0, 0], [1, 0], [0, 1]])
     >>> deviations(x, labels, None).flatten().tolist()
@@ -74,7 +74,13 @@ def deviations(x: Tensor, value: Tensor, weight: Tensor | None) -> Tensor:
     """
     for _ in range(2):  # the second pass removes the rounding of the first means
         x = x - value @ (class_shares(value, weight) @ x)
-    return x
+    return x if weight is None else torch.where(in_live_class(value, weight).unsqueeze(-1), x, 0.0)
+
+
+def in_live_class(value: Tensor, weight: Tensor) -> Tensor:
+    """(..., N): points whose class has weight. One that comes alone is the mean of its class, whatever it weighs."""
+    live = (value * weight.unsqueeze(-1)).sum(-2, keepdim=True) > 0
+    return (value * live).sum(-1) > 0
 
 
 def within_scatter(key: Tensor, labels: Tensor, weight: Tensor | None) -> Tensor:

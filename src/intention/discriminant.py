@@ -103,7 +103,7 @@ def lda(
     shrinkage s makes it (1 - s) S + s trace(S) / d I, and alpha I is added. Where S is singular: its pseudo-inverse.
     priors (..., C) sum to 1; None: the masses of the classes. route: "within" solves with S, "total" with the
     covariance of all points, as least squares on y - mean(y) does, and takes the spread of the means out again: equal
-    answers, and a ValueError where the classes lie too far apart for them.
+    answers, and a ValueError where the classes lie too far apart for them, or where no class varies between the means.
     threshold as in `ls_svm`. With a kernel alpha > 0 is needed, and shrinkage has no meaning.
     """
     checks.choice("route", route, ROUTES)
@@ -229,18 +229,20 @@ def _certified_core(matrix: Tensor, report: Report) -> Tensor:
     """(I - c E)^-1. Classes far apart bring it near to singular, by less than the rounding of E."""
     floor = 1e3 * torch.finfo(torch.float64).eps
     try:
-        core, _, _ = inverse(matrix, torch.zeros_like(matrix[..., 0, 0]), quiet=True)
+        core, _, own = inverse(matrix, torch.zeros_like(matrix[..., 0, 0]), quiet=True)
     except ValueError:
         raise ValueError(_TOTAL) from None
     if eager():
         error = (report.error + floor) * core.detach().diagonal(0, -2, -1).amax(-1)
-        if bool((error > 1e-3).any()):
+        # a pseudo-inverse is small, whatever it left out
+        if bool(((error > 1e-3) | (own.route == PINV)).any()):
             raise ValueError(_TOTAL)
     return core
 
 
 _TOTAL = (
-    "the classes lie so far apart that the covariance of all points has lost the one within them; use route='within'"
+    "the classes lie so far apart, or differ in directions in which none of them varies (as with fewer points than "
+    "features), that the covariance of all points has lost the one within them; use route='within', or alpha > 0"
 )
 
 

@@ -10,14 +10,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from intention.covariance import Rule, class_shares, deviations
+from intention.covariance import Rule, class_shares, deviations, in_live_class
 from intention.lazy import lazy
 from intention.solve import loo
+from intention.solve.centring import centred
 from intention.solve.doors import eager
 from intention.solve.inverse import EPS, inverse
 from intention.solve.ladder import DUAL, PINV, Report, warn_inaccurate
 from intention.solve.problem import relative_size
-from intention.solve.stats import centred
 
 
 class Inner:
@@ -132,7 +132,8 @@ class Dual:
     def _back(self, a: Tensor) -> Tensor:
         """H'a: coefficients of the deviations as coefficients of the points."""
         assert self.labels is not None
-        return a - class_shares(self.labels, self.weight).mT @ (self.labels.mT @ a)
+        own = a if self.weight is None else torch.where(in_live_class(self.labels, self.weight).unsqueeze(-1), a, 0.0)
+        return own - class_shares(self.labels, self.weight).mT @ (self.labels.mT @ a)
 
     @property
     def w(self) -> Tensor:
@@ -261,7 +262,7 @@ class Dual:
         u = (square - taken) / torch.where(alpha > 0, alpha, 1.0)
         u = u if self.weight is None else self.weight * u
         u = torch.where(alpha > 0, u, seen.diagonal(0, -2, -1))
-        # where a point's own square is large beside alpha that cancels, and c w u = 1 - alpha A_ii / w (- w / n) does not
+        # that cancels where the square is large beside alpha; c w u = 1 - alpha A_ii / w (- w / n) does not
         own, there = self._own()
         mass = torch.ones_like(own) if self.weight is None else self.weight
         c = torch.ones_like(alpha) if gain is None else gain[..., None]

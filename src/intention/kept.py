@@ -16,11 +16,12 @@ from intention.features import Features
 from intention.kernels import BoundKernel, Custom
 from intention.lazy import lazy
 from intention.primal import Primal
+from intention.solve.centring import centred
 from intention.solve.constrained import Constraint, constrained
 from intention.solve.doors import eager
 from intention.solve.ladder import TOLERATED, Report, warn_inaccurate
 from intention.solve.ridge import solve_points
-from intention.solve.stats import Stats, centred
+from intention.solve.stats import Stats
 
 # An estimated error above this is worth another look at the points themselves, whose condition is not squared.
 DOUBTFUL, DOUBTFUL_FLOAT64 = 1e-6, 1e-9

@@ -81,10 +81,11 @@ class Prepared(NamedTuple):
 
     def double(self) -> Prepared:
         """The same call in float64."""
-        inputs, counted = (
-            type(part)(*(x.double() if isinstance(x, Tensor) and x.is_floating_point() else x for x in part))
-            for part in (self.inputs, self.counted)
-        )
+
+        def wide(x: Any) -> Any:
+            return x.double() if isinstance(x, Tensor) and x.is_floating_point() else x
+
+        inputs, counted = Inputs(*map(wide, self.inputs)), Counted(*map(wide, self.counted))
         return self._replace(inputs=inputs, counted=counted)
 
     def zeros(self) -> tuple[Tensor, Report]:

@@ -19,6 +19,8 @@ from intention.solve.sigma import SMALL_ROUNDING, rounding, sigma
 from intention.solve.transform import transform
 
 LARGEST_EXPONENT = 80.0
+# How much of cond(Sigma) times rounding counts where a gradient is wanted: its error then stays below 1e-4.
+GRADIENTS = 0.1
 
 
 def fused(inputs: Inputs) -> tuple[Tensor, Report] | None:
@@ -85,8 +87,11 @@ def scored(moved: Tensor, key: Tensor, report: Report, solver: str) -> tuple[Ten
         return moved, report, False
     if compiling():  # a graph has one precision
         return torch.ops.intention.watched(moved, error), report, False
-    largest = look(error).amax().item()
-    if largest > SMALL_ROUNDING and moved.dtype != torch.float64 and has_float64(moved.device):
+    largest = coarse = look(error).amax().item()
+    if not gradient_free(moved):  # the gradient of X is rounded before it is multiplied by Sigma^-1
+        eps = torch.finfo(moved.dtype).eps
+        coarse = max(coarse, GRADIENTS * eps * look(report.condition).amax().item())
+    if coarse > SMALL_ROUNDING and moved.dtype != torch.float64 and has_float64(moved.device):
         return moved, report, True
     if largest > TOLERATED:
         warn_inaccurate(Report(*(look(x) for x in report)))

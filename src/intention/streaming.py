@@ -90,6 +90,9 @@ class CausalState:
         scale: float | None = None,
     ) -> tuple[Tensor, CausalState]:
         """The answer (..., k) to one token (..., d), and the state after it."""
+        for name, x in (("weight", weight), ("decay", decay)):
+            if x is not None:
+                checks.tensor_of_tokens(name, x)
         out, state = self.prefill(
             query.unsqueeze(-2),
             key.unsqueeze(-2),
@@ -167,7 +170,7 @@ def _alpha(alpha: float | Tensor | None, covariance: str, device: Any) -> Tensor
         return alpha
     alpha = default_alpha(covariance) if alpha is None else alpha
     checks.alpha_number(alpha, largest_alpha(covariance))
-    return torch.tensor(float(alpha), device=device)
+    return torch.tensor(float(alpha), dtype=SUMS, device=device)  # rounded where the tokens are
 
 
 def _run(
@@ -194,6 +197,7 @@ def _run(
             checks.per_token(name, x, n)
             shapes[name] = x.shape[:-1]
     if state is not None:
+        checks.state_of(state.gram, state.cross, key.shape[-1], 0 if value is None else read.shape[-1])
         shapes["state"] = state.gram.shape[:-2]
     lead = checks.leading(**shapes)
     dtype = torch.promote_types(torch.promote_types(query.dtype, key.dtype), read.dtype)
@@ -224,6 +228,10 @@ def _run(
 
 def _after(tokens: Tokens, log_decay: Tensor | None) -> tuple[Tensor, Tensor]:
     """S and B after the last token."""
+    if not tokens.key.shape[1]:
+        return tokens.gram, tokens.key.new_zeros(
+            len(tokens.key), tokens.key.shape[2], 0
+        ) if tokens.cross is None else tokens.cross
     key = tokens.key.to(SUMS)
     value = key[..., :0] if tokens.value is None else tokens.value.to(SUMS)
     counted = key if tokens.weight is None else key * tokens.weight.unsqueeze(-1).to(SUMS)
@@ -301,6 +309,6 @@ def sigma_stream(
     moved, after, again = transformed(torch.float64 if key.dtype == torch.float64 else torch.float32)
     if again:
         moved, after, _ = transformed(torch.float64)
-    own = (x.to(moved.dtype) for x in (keys, values))
-    out = TF.scaled_dot_product_attention(moved, *own, shown, is_causal=seen == 0, scale=1.0)
+    k, v = keys.to(moved.dtype), values.to(moved.dtype)
+    out = TF.scaled_dot_product_attention(moved, k, v, shown, is_causal=seen == 0, scale=1.0)
     return out.to(value.dtype), (keys, values, after)

@@ -304,7 +304,8 @@ class MultiheadIntention(Multihead, HoldsAlpha):
                 f"{self.covariance!r} and {type(self.alpha).__name__}"
             )
         alpha = self.alpha() if isinstance(self.alpha, LearnableAlpha) else self.alpha
-        alpha = torch.as_tensor(default_alpha(self.covariance) if alpha is None else alpha)
+        alpha = default_alpha(self.covariance) if alpha is None else alpha
+        alpha = alpha if isinstance(alpha, Tensor) else torch.tensor(float(alpha), dtype=torch.float64)
         numbers = seen + torch.arange(1, query.shape[-2] + 1, device=query.device).unsqueeze(-1)
         factor = self.scale
         if isinstance(factor, str):
@@ -314,7 +315,8 @@ class MultiheadIntention(Multihead, HoldsAlpha):
             if state is None:
                 lead, d, k = key.shape[:2], key.shape[-1], value.shape[-1]
                 state = CausalState.empty(d, k, lead, alpha=alpha, covariance=str(self.covariance), device=key.device)
-            return state.prefill(query, key, value, scale=factor)
+            out, state = state.prefill(query, key, value, scale=factor)
+            return out.to(value.dtype), state  # scaled queries may be wider
         return sigma_stream(query, key, value, alpha, str(self.covariance), factor, memory)
 
     def _reset_parameters(self) -> None:

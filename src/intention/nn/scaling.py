@@ -94,5 +94,6 @@ def scale_queries(query: Tensor, scale: str, n: int | Tensor, alpha: float | Ten
         factor = variance_scale(n, d) if scale == "variance" else output_scale(n, d)
         if covariance == "convex":
             factor = (1 - size) * factor
-    wide = query.float() if query.dtype == torch.float16 else query  # a scale can be beyond float16
+    # a scale can be beyond float16, and queries that are rounded once more move the scores of a softmax
+    wide = query if query.dtype == torch.float64 else query.float()
     return (wide * factor).to(wide.dtype)

@@ -40,13 +40,16 @@ Solution = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 @no_autocast
-def solve_batch(problem: Problem, plan: Plan, solver: str, trusted: bool, keep: bool = True) -> Solution:
+def solve_batch(
+    problem: Problem, plan: Plan, solver: str, trusted: bool, keep: bool = True, light: bool = True
+) -> Solution:
     """The one implementation: (out, coefficients, factor, packed report).
 
-    Without `keep` there will be no backward: the coefficients and the factor may be anything.
+    Without `keep` there will be no backward: the coefficients and the factor may be anything. `light`: ratios alone may
+    stand for a report in which nothing happened.
     """
     if solver == "auto" and (found := native.forward(problem, plan, keep)) is not None:
-        return _checked(problem, plan, found, keep)
+        return _checked(problem, plan, found, keep and light)
     shape = (*problem.query.shape[:-1], problem.value.shape[-1])
     problem = problem.expanded()
     if solver != "auto":
@@ -62,11 +65,11 @@ def solve_batch(problem: Problem, plan: Plan, solver: str, trusted: bool, keep: 
     return out.view(shape), coef, fitted.factor.matrix, packed
 
 
-def _checked(problem: Problem, plan: Plan, found: native.Found, keep: bool) -> Solution:
+def _checked(problem: Problem, plan: Plan, found: native.Found, light: bool) -> Solution:
     """An answer of the compiled kernels, which have looked at the values and refined, as it is or after the ladder."""
     out, coef, matrix, packed, status = found
     if status == PLAIN:
-        return out, coef, matrix, packed[:, 1] if keep else packed  # the ratios alone tell a backward that all is well
+        return out, coef, matrix, packed[:, 1] if light else packed  # the ratios alone tell a backward that all is well
     if status == SOME_LEFT:
         checks.require_values(problem.weight, problem.alpha, problem.gain)
         flat, report = problem.expanded(), unpack(packed, plan.dual, out.dtype)

@@ -192,6 +192,17 @@ def transformed(rows: Tensor, own: Chunked, fits: Fits) -> Tensor:
     return torch.bmm(rows, fits.inverse).baddbmm_(seen, fits.rows, alpha=-1)
 
 
+def refined(moved: Tensor, rows: Tensor, own: Chunked, fits: Fits, gram: Tensor) -> Tensor:
+    """One step of refinement of x_t A_t^-1, with the residual from the keys; `gram` (M, d, d) is S before each chunk.
+
+    P - c E'E cancels along the keys that a fit has seen, by as much as alpha is smaller than they are.
+    """
+    counted = own.key if own.weight is None else own.weight * own.key
+    product = torch.bmm(torch.bmm(moved, own.key.mT).tril_(), counted).baddbmm_(moved, gram)
+    product = product if own.gain is None else product * own.gain
+    return moved + transformed(rows - product - own.alpha * moved, own, fits)
+
+
 class Later(NamedTuple):
     """Sums over the tokens after some point, float64: what they say about the keys and values before it."""
 
@@ -210,8 +221,12 @@ class Pulled(NamedTuple):
     gain: Tensor
 
 
-def pull_chunks(grad: Tensor, own: Chunked, fits: Fits, later: Later) -> tuple[Pulled, Later]:
+def pull_chunks(
+    grad: Tensor, own: Chunked, fits: Fits, later: Later, gram: Tensor | None = None
+) -> tuple[Pulled, Later]:
     """Gradients of flat chunks from those of their answers, g_t; `later` is about the chunks that follow.
+
+    `gram` is S before each chunk, where there are no values: g_t is then made of keys, along which A_t^-1 cancels.
 
     With z_t = A_t^-1 q_t and r_t = W_t g_t (without values A_t^-1 g_t), every fit that sees token s adds to its
     gradients: z_t (g_t v_s) - c z_t (r_t k_s) - c r_t (z_t k_s) to that of k_s, g_t (z_t k_s) to that of v_s.
@@ -220,6 +235,7 @@ def pull_chunks(grad: Tensor, own: Chunked, fits: Fits, later: Later) -> tuple[P
     z = transformed(own.query, own, fits)
     if own.value is None:
         r = transformed(grad, own, fits)
+        r = r if gram is None else refined(r, grad, own, fits, gram)
     else:
         r = torch.bmm(torch.bmm(grad, fits.rest.mT).tril_(), fits.rows).baddbmm_(grad, fits.minus_w.mT, alpha=-1)
     seen, also = torch.bmm(key, z.mT).triu_(), torch.bmm(key, r.mT).triu_()

@@ -31,6 +31,7 @@ from intention.solve.native import causal as native
 # before them, so that Sigma does not grow much within a chunk, up to LONGEST. Those of gradients stay short, because
 # their work on a chunk grows with its square.
 FIRST, LONGEST, PULLED = 128, 512, 64
+STEEP = 1e3  # |k|^2 / alpha beyond which gradients of transformed queries are refined
 SPAN = 16  # chunks that are worked on at once: enough to call LAPACK for, and what they need stays in the cache
 
 
@@ -88,13 +89,23 @@ def _solve_group(tokens: Tokens, out: Tensor) -> Report:
 @no_autocast
 def pull_causal(grad: Tensor, tokens: Tokens) -> Tokens:
     """The gradients of all tensors of `tokens`, in the precisions of the forward."""
-    if (found := native.backward(grad, *tokens)) is not None:
+    steep = tokens.value is None and _steep(tokens)
+    if not steep and (found := native.backward(grad, *tokens)) is not None:
         pulled = Pulled(*found[:6])  # type: ignore[arg-type] - without weights their gradient is not asked for
         return _grads([pulled], Later(found.cross, found.gram), tokens)
     if not (tokens.key.shape[0] and tokens.key.shape[1]):
         return Tokens(*(None if x is None else torch.zeros_like(x) for x in tokens))  # type: ignore[arg-type]
     parts = [_pull_group(grad[group], _sequences(tokens, group)) for group in _groups(tokens)]
     return Tokens(*(None if xs[0] is None else torch.cat(xs) for xs in zip(*parts, strict=True)))  # type: ignore[arg-type]
+
+
+def _steep(tokens: Tokens) -> bool:
+    """Whether the gradients of transformed queries need a refinement: they lose the square of |k|^2 / alpha."""
+    if not tokens.key.numel():
+        return False
+    size = torch.linalg.vector_norm(tokens.key, dim=-1).amax(-1).square()
+    size = size if tokens.gain is None else size * tokens.gain
+    return not bool((size < STEEP * tokens.alpha).all())
 
 
 def _pull_group(grad: Tensor, tokens: Tokens) -> Tokens:
@@ -108,7 +119,8 @@ def _pull_group(grad: Tensor, tokens: Tokens) -> Tokens:
     for own, arrived, sums in reversed(list(zip(spans, grads, before, strict=True))):
         span = fit_span(own, sums, True)
         arrived = arrived.to(span.own.key.dtype).flatten(0, 1)
-        part, later = pull_chunks(arrived, span.own, fit_chunks(span.own, span.before), later)
+        gram = _gram_before(own, sums, arrived.dtype) if tokens.value is None else None
+        part, later = pull_chunks(arrived, span.own, fit_chunks(span.own, span.before), later, gram)
         pulled.append(part)
     return _grads(pulled[::-1], later, tokens)
 
@@ -178,6 +190,13 @@ def _fit(chunks: Chunked, before: Sums, last: bool, dtype: torch.dtype) -> Span:
     start = None if before.gram is None and shape[1] == 1 else gram.flatten(0, 1)
     fits = fit_before(own, start, cross, step.diagonal(0, -2, -1))
     return Span(own, fits, Sums(all_gram, all_cross))
+
+
+def _gram_before(own: Chunked, before: Sums, dtype: torch.dtype) -> Tensor:
+    """S before each chunk, flat."""
+    shape, own = own.key.shape[:2], own.flat(dtype)
+    key = own.key if own.weight is None else own.weight * own.key
+    return running(before.gram, torch.bmm(key.mT, own.key).unflatten(0, shape))[0].flatten(0, 1)
 
 
 def _add(before: Sums, own: Chunked) -> Sums:

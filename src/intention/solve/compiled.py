@@ -75,7 +75,7 @@ def _ridge(
     keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     problem, plan = Problem(query, key, value, weight, alpha, gain), Plan(dual, intercept, scale)
-    out, coef, matrix, packed = solve_batch(problem, plan, solver, trusted, keep)
+    out, coef, matrix, packed = solve_batch(problem, plan, solver, trusted, keep, False)
     if not keep:
         coef, matrix = out.new_empty(0), out.new_empty(0)
     return _plain(out, coef, matrix, whole(packed, dual, out.dtype))  # type: ignore[return-value]
@@ -111,8 +111,9 @@ def _ridge_backward(
     needs: Sequence[bool],
 ) -> list[Tensor]:
     problem, plan = Problem(query, key, value, weight, alpha, gain), Plan(dual, intercept, scale)
-    packed = _light(packed)
-    if not coef.numel():
+    if coef.numel():
+        packed = _light(packed)
+    else:
         _, coef, matrix, packed = solve_batch(problem, plan, solver, True)
     return _some(backward_batch(grad, problem, coef, matrix, packed, plan, solver, Needs(*needs))[:6], needs)
 
@@ -171,8 +172,9 @@ def _transform_backward(
     needs: Sequence[bool],
 ) -> list[Tensor]:
     points = Points(rows, key, weight, alpha, gain)
-    packed = _light(packed)
-    if not matrix.numel():
+    if matrix.numel():
+        packed = _light(packed)
+    else:
         _, matrix, packed = transform_rows(*points, solver, inverse, True, None, None)
     return _some(transform._pull(grad, points, out, matrix, packed, solver, inverse), needs)
 

@@ -16,10 +16,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 # Private to torch but used by autograd.Function itself; without it every call takes the slower, always right way.
 _transforms_active: Callable[[], bool] = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
 _any_autocast: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
-_is_wrapped: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
-_legacy_batched: Callable[[Tensor], bool] = getattr(
-    getattr(torch._C, "_functorch", None), "is_legacy_batchedtensor", lambda _: False
-)
+_wrappers: Any = getattr(torch._C, "_functorch")  # noqa: B009 - torch's stubs do not know it
+_legacy_batched: Callable[[Tensor], bool] = getattr(_wrappers, "is_legacy_batchedtensor", lambda _: False)
 _functorch: Any = getattr(torch, "_functorch", None)
 _unwrap_dead_wrappers: Callable[..., Any] | None = getattr(
     getattr(_functorch, "utils", None), "unwrap_dead_wrappers", None
@@ -76,8 +74,8 @@ def gradient_free(*tensors: Tensor | None) -> bool:
 
 def look(x: Tensor) -> Tensor:
     """The values inside what torch.func has wrapped around them, those of a whole vmap at once."""
-    while _is_wrapped(x):
-        x = torch._C._functorch.get_unwrapped(x)
+    while _wrappers.is_functorch_wrapped_tensor(x):
+        x = _wrappers.get_unwrapped(x)
     return x.detach()
 
 

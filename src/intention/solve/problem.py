@@ -13,8 +13,8 @@ from typing import NamedTuple, overload
 import torch
 from torch import Tensor
 
+from intention.solve.centring import without_rounding
 from intention.solve.factor import Factor, cholesky, mm, orthogonal, pseudo, solve, wants_inverse
-from intention.solve.stats import without_rounding
 
 
 class Plan(NamedTuple):

@@ -11,12 +11,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from intention.solve.doors import eager
+from intention.solve.centring import EPS, FLAT, centred, value_zero
+from intention.solve.doors import eager, gradient_free
 
 # Rounding that a sum of products may show: beyond this share of the trace a negative direction is real.
 ROUNDING = 1e-10
-EPS = torch.finfo(torch.float64).eps
-FLAT = 4  # a column that varies by less than so many roundings of its size is constant
 
 
 class Stats(NamedTuple):
@@ -45,6 +44,31 @@ class Stats(NamedTuple):
     def merge(self, other: Stats) -> Stats:
         """The sums of both sets of points."""
         return self._joined(other, 1.0)
+
+    def add(self, key: Tensor, value: Tensor, weight: Tensor | None = None) -> Stats:
+        """The sums with more points."""
+        other = Stats.of(key, value, weight)
+        both = self.merge(other)
+        if weight is None or gradient_free(weight):
+            return both
+        # Points that all count 0 have no mean, but each has a slope: sums around the mean that is there have it
+        #   n + b,   m + s / (n + b),   S + sum w (k - m)(k - m)' - s s' / (n + b)   with s = sum w (k - m)
+        weight = weight.double().unsqueeze(-1)
+        near, level = key.double() - self.mean_key.unsqueeze(-2), value.double() - self.mean_value.unsqueeze(-2)
+        total = torch.where(both.total > 0, both.total, 1.0)[..., None]
+        moved, raised = (weight * near).sum(-2) / total, (weight * level).sum(-2) / total
+        lever = total.unsqueeze(-1) * moved.unsqueeze(-1)
+        slopes = Stats(
+            both.total,
+            self.mean_key + moved,
+            self.mean_value + raised,
+            self.scatter + (weight * near).mT @ near - lever * moved.unsqueeze(-2),
+            self.cross + (weight * near).mT @ level - lever * raised.unsqueeze(-2),
+            both.noise,
+        )
+        none = (other.total == 0) & (self.total > 0)
+        pairs = zip(slopes, both, (0, 1, 1, 2, 2, 1), strict=True)
+        return Stats(*(torch.where(none.reshape(none.shape + (1,) * own), x, y) for x, y, own in pairs))
 
     def remove(self, other: Stats) -> tuple[Stats, Tensor]:
         """The sums of what is left when the points of `other` go, and where they cannot all have been there.
@@ -77,7 +101,7 @@ class Stats(NamedTuple):
         # a column that is constant has a mean that is rounded, and nothing else
         rounding = (a + b.abs())[..., None] * (FLAT * EPS * (self.mean_key.abs() + other.mean_key.abs())).square()
         flat = ((_diagonal(scatter).abs() <= rounding) & (noise <= 100 * rounding)).unsqueeze(-1)
-        scatter, cross = _value_zero(scatter, flat | flat.mT), _value_zero(cross, flat)
+        scatter, cross = value_zero(scatter, flat | flat.mT), value_zero(cross, flat)
         return Stats(
             count,
             self.mean_key + share[..., None] * key,
@@ -94,7 +118,7 @@ class Stats(NamedTuple):
         finite = torch.isfinite(self.scatter).flatten(-2).all(-1)[..., None, None]
         values, vectors = torch.linalg.eigh(torch.where(finite, self.scatter.detach(), 0.0))
         real = torch.where(values.abs() > 4 * self.noise.sum(-1, keepdim=True), values, 0.0)
-        clean = _value_zero(self.scatter, finite) + (vectors * real.unsqueeze(-2)) @ vectors.mT
+        clean = value_zero(self.scatter, finite) + (vectors * real.unsqueeze(-2)) @ vectors.mT
         return self._replace(scatter=clean)
 
     def forget(self, gamma: Tensor) -> Stats:
@@ -125,42 +149,6 @@ class Stats(NamedTuple):
         # cross_c = n_c (m_c - mean)
         scaled = self.cross / torch.where(size > 0, size, 1.0)
         return self.scatter - scaled @ self.cross.mT
-
-
-def centred(x: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The rows of x (..., N, d) around their mean (..., 1, d), weighted, in float64; a constant column is exactly 0.
-
-    Centred twice, which removes the rounding of the first mean: else it is a direction that only rounding has, and
-    alpha = 0 divides by it.
-    """
-    n = x.shape[-2]
-    if weight is None:
-        share = x.new_full((1, n), 1 / max(n, 1))
-    else:
-        count = weight.sum(-1, keepdim=True)
-        share = (weight / torch.where(count > 0, count, 1.0)).unsqueeze(-2)
-    mean = share @ x
-    near = x - mean
-    rest = share @ near
-    return without_rounding(near - rest, x, None if weight is None else weight > 0), mean + rest
-
-
-def without_rounding(near: Tensor, x: Tensor, there: Tensor | None) -> Tensor:
-    """Centred rows `near` of x: 0 in the columns that are constant over the points that are `there` (..., N)."""
-    if not x.shape[-2]:
-        return near
-    low = high = x.detach()
-    if there is not None:
-        there = there.unsqueeze(-1)
-        low, high = torch.where(there, low, torch.inf), torch.where(there, high, -torch.inf)
-    low, high = low.amin(-2, keepdim=True), high.amax(-2, keepdim=True)
-    flat = high - low <= FLAT * EPS * torch.maximum(low.abs(), high.abs())
-    return _value_zero(near, flat if there is None else flat & there)
-
-
-def _value_zero(x: Tensor, where: Tensor) -> Tensor:
-    """0 there, with the derivative of x."""
-    return x - torch.where(where, x.detach(), 0.0)
 
 
 def _diagonal(matrix: Tensor) -> Tensor:
