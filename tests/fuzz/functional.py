@@ -95,6 +95,8 @@ def make(seed: int, grad: bool) -> Case:
     kinds = {"alpha": torch.float64 if dtype == torch.float64 else torch.float32}
     if "mask" in tensors and "bool" in mask:
         kinds["mask"] = torch.bool
+    elif draw.chance(0.3):
+        kinds["mask"] = torch.float32
     leaves = [x for x in tensors if x != "mask" or "float" in mask]
     if covariance == "within":
         leaves.remove("value")
@@ -135,7 +137,7 @@ def call(op: str, t: Tensors, options: dict[str, Any], alpha: float) -> Tensor:
         hidden = ~mask.any(-2)
         while hidden.dim() > 1 and hidden.shape[:-1] != key.shape[:-2]:
             hidden = hidden.all(0)
-        key = torch.where(hidden.unsqueeze(-1), torch.nan, key)
+        key, value = (torch.where(hidden.unsqueeze(-1), torch.nan, x) for x in (key, value))
     return getattr(F, op)(t["query"], key, value, mask, **passed)
 
 
