@@ -9,11 +9,12 @@ from torch import Tensor
 from intention import functional as F
 from intention.solve import batch, rows, transform
 from intention.solve.factor import Factor, solve, wants_inverse
+from intention.solve.ladder import FLOAT64
 from intention.solve.native import ridge as native
 from intention.solve.native import rows as native_rows
 from intention.solve.native.call import PLAIN, SOME_LEFT, SOME_REFINED
 from intention.solve.native.library import library
-from intention.solve.problem import Plan, Problem, fit, predict
+from intention.solve.problem import Plan, Problem, fit, predict, refine
 from intention.solve.pullback import Mode, Needs, pullback
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no compiled kernels")
@@ -73,7 +74,7 @@ def test_values_and_gradients_are_those_of_torch(shape, dtype):
         assert distance(found.matrix, fitted.factor.matrix) < close
         assert distance(found.report[:, 1], fitted.factor.ratio) < close
         grad = torch.randn(found.out.shape, dtype=dtype, generator=torch.Generator().manual_seed(1))
-        needs = Needs(weight=not dual)
+        needs = Needs()
         for refined in (False, True):
             report = found.report.clone()
             report[:, 0] = 2 if refined else 0
@@ -175,9 +176,10 @@ def test_each_element_takes_the_route_of_torch(shape, monkeypatch):
     """Condition numbers from easy to singular in one batch."""
     problem = make(shape, torch.float32, False, False, 24)
     problem = problem._replace(
-        key=problem.key * torch.logspace(0, -1, shape[2]) * torch.logspace(0, -1, shape[0]).unsqueeze(1),
-        alpha=torch.cat([torch.logspace(3, -4, 23), torch.zeros(1)]),
+        key=problem.key * torch.logspace(0, -2, shape[2]) * torch.logspace(0, -2, shape[0]).unsqueeze(1),
+        alpha=torch.cat([torch.logspace(3, -6, 23), torch.zeros(1)]),
     )
+    problem.key[-1, :, 0], problem.key[-1, 0] = problem.key[-1, :, 1], problem.key[-1, 1]
     plan = Plan(shape[0] < shape[2], False, 1.0)
     assert native.forward(problem, plan).status == SOME_LEFT
     grad = torch.ones(24, shape[1], shape[3])
@@ -189,16 +191,77 @@ def test_each_element_takes_the_route_of_torch(shape, monkeypatch):
         torchs = batch.solve_batch(problem, plan, "auto", True)
         grads = batch.backward_batch(grad, problem, *torchs[1:], plan, "auto", Needs(weight=False, gain=False))
     assert torch.equal(ours[3][:, 0], torchs[3][:, 0])
-    assert (ours[3][:, 0] == 2).any()
+    assert (ours[3][:, 0] == 2).any() == (not plan.dual)
+    assert (ours[3][:, 0] == 3).any()
+    assert (ours[3][:, 0] == 4).any()
     torch.testing.assert_close(ours[0], torchs[0], rtol=1e-4, atol=1e-4)
     for a, b in zip(our_grads[:3], grads[:3], strict=True):
         for x, y in zip(a, b, strict=True):
             assert distance(x, y) < 1e-3
 
 
+def hard(shape: tuple[int, ...], weight: bool, gain: bool, batch_size: int = 5) -> Problem:
+    """Beyond float32; points of weight 0 among them."""
+    problem = make(shape, torch.float32, weight, gain, batch_size)
+    if problem.weight is not None:
+        problem.weight[:, 1::5] = 0
+    return problem._replace(
+        key=problem.key * torch.logspace(0, -3, shape[2]) * torch.logspace(0, -2, shape[0]).unsqueeze(1),
+        alpha=torch.logspace(-5, -7, batch_size),
+    )
+
+
+@pytest.mark.parametrize("shape", [(30, 8, 12, 2), (7, 11, 30, 3), (67, 31, 29, 53), (31, 13, 67, 40), (11, 5, 3, 1)])
+@pytest.mark.parametrize("options", OPTIONS)
+def test_float64_in_the_kernels(shape, options):
+    """Answers and all gradients of float32 problems that need float64, against torch in float64."""
+    intercept, weight, gain = options
+    problem, plan = hard(shape, weight, gain), Plan(shape[0] < shape[2], intercept, 0.7)
+    found = native.forward(problem, plan)
+    assert found.status == SOME_REFINED
+    assert (found.report[:, 0] == FLOAT64).all()
+    wide = problem.take(None, torch.float64)
+    fitted, _ = refine(fit(wide, plan, "cholesky"), plan)
+    assert distance(found.out, predict(fitted, plan)) < 1e-6
+    assert distance(found.report[:, 1], fitted.factor.ratio) < 1e-3
+    grad = torch.randn(found.out.shape, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        grads = native.backward(problem, plan, grad, found.coef, found.matrix, found.report, Needs())
+    expected = pullback(
+        *(wide, plan, grad.double(), lambda y: solve(fitted.factor, y), fitted.coef, Needs()), Mode(True, False)
+    )
+    for name, a, b in zip(expected._fields, grads, expected, strict=True):
+        assert (a is None) == (b is None)
+        assert a is None or distance(a, b) < 2e-6, name
+
+
+@pytest.mark.parametrize("dual", [False, True])
+def test_gradients_that_float32_loses(dual):
+    """Those of weights are made in double, and that of alpha where it cancels; the fit itself is an easy one."""
+    problem = make((23, 31, 12, 3) if not dual else (12, 31, 23, 3), torch.float32, True, False, 64)
+    problem.weight[:, 2] = 0
+    problem = problem._replace(alpha=torch.ones(64), value=problem.key[..., :3] + 1e-4 * problem.value)
+    plan = Plan(dual, False, 1.0)
+    found = native.forward(problem, plan)
+    assert (found.report[:, 0] < 2).all()
+    wide, grad = problem.take(None, torch.float64), torch.randn_like(found.out)
+    fitted = fit(wide, plan, "cholesky")
+    for needs in (Needs(weight=False), Needs()):
+        with torch.no_grad():
+            ours = native.backward(problem, plan, grad, found.coef, found.matrix, found.report, needs)
+        expected = pullback(
+            *(wide, plan, grad.double(), lambda y: solve(fitted.factor, y), fitted.coef, needs), Mode(False, False)
+        )
+        off = (ours.alpha.double() / expected.alpha - 1).abs()
+        cancelled = expected.alpha.abs() < 0.05 * expected.alpha_terms
+        assert cancelled.any()
+        assert off[cancelled].max() < 1e-6
+        assert not needs.weight or distance(ours.weight, expected.weight) < 1e-6
+
+
 def test_refinement_alone_needs_no_ladder():
     problem = make((30, 8, 12, 2), torch.float32, False, False, 1)
-    problem = problem._replace(alpha=torch.tensor([0.3]), key=problem.key * torch.logspace(0, -0.8, 12))
+    problem = problem._replace(alpha=torch.tensor([0.03]), key=problem.key * torch.logspace(0, -1.3, 12))
     found = native.forward(problem, Plan(False, False, 1.0))
     assert found.status == SOME_REFINED
     wide = problem.take(None, torch.float64)

@@ -48,7 +48,7 @@ __all__ = ["ROUTES", "Info", "attention", "intention", "linear_attention", "sigm
 class Info(NamedTuple):
     """What `return_info=True` tells, per fit: in the leading dimensions of keys, values, weights and alpha together.
 
-    `route` indexes `ROUTES`; `condition` is a lower bound of cond(Sigma); `error` estimates the relative error of the
+    `route` indexes `ROUTES`; `condition` estimates cond(Sigma); `error` estimates the relative error of the
     prediction (for sigma_intention: of the scores): rounding times condition where the plain factor served, the size of
     the last refinement step elsewhere. Where queries have fits of their own (causal, or a mask that differs between
     queries): in the leading dimensions of the output, the worst over queries.

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from intention import checks
 from intention.solve.doors import no_autocast, sum_neighbours, unobserved
-from intention.solve.factor import EASY, Factor, solve, wants_inverse
+from intention.solve.factor import LIMITS, Factor, solve, wants_inverse
 from intention.solve.ladder import (
     FLOAT64,
     PINV,
@@ -59,21 +59,22 @@ def solve_batch(
     out, coef, packed = predict(fitted, plan), fitted.coef, fitted.factor.ratio
     if not trusted:
         packed = screen(packed, problem.weight, problem.alpha, problem.gain)
-    if not packed.amax().item() < EASY[out.dtype]:  # the one look at the host; NaN is not less
+    if not packed.amax().item() < LIMITS[out.dtype, plan.dual].easy:  # the one look at the host; NaN is not less
         out, coef, report = climb(problem, plan, fitted, out.contiguous())
         packed = pack(report)
     return out.view(shape), coef, fitted.factor.matrix, packed
 
 
 def _checked(problem: Problem, plan: Plan, found: native.Found, light: bool) -> Solution:
-    """An answer of the compiled kernels, which have looked at the values and refined, as it is or after the ladder."""
+    """An answer of the compiled kernels, which have looked at the values and climbed; as it is, or after the SVD."""
     out, coef, matrix, packed, status = found
     if status == PLAIN:
         return out, coef, matrix, packed[:, 1] if light else packed  # the ratios alone tell a backward that all is well
     if status == SOME_LEFT:
         checks.require_values(problem.weight, problem.alpha, problem.gain)
         flat, report = problem.expanded(), unpack(packed, plan.dual, out.dtype)
-        todo = (~(report.condition < EASY[out.dtype]) & (report.route != REFINED)).nonzero()[:, 0]
+        left = ~(report.condition < LIMITS[out.dtype, plan.dual].easy) & (report.route < REFINED)
+        todo = left.nonzero()[:, 0]
         climb_on(flat, plan, out.view(flat.query.shape[0], *out.shape[-2:]), report, todo)
     return out, coef, matrix, packed
 
@@ -137,26 +138,17 @@ def shaped_like(problem: Problem, grads: Grads) -> Grads:
 def _compiled(
     problem: Problem, plan: Plan, grad: Tensor, coef: Tensor, matrix: Tensor, packed: Tensor, needs: Needs
 ) -> Grads | None:
-    """By the compiled kernels, where they can serve the first routes and autograd does not watch."""
-    if not unobserved() or (_widened(grad, needs.weight) and problem.weight is not None):
-        return None
-    grads = native.backward(problem, plan, grad, coef, matrix, packed, needs)
-    if grads is None:
-        return None
-    uncertain = _widened(grad, needs.alpha)
-    if uneventful(packed) and not uncertain:
+    """By the compiled kernels, where autograd does not watch: all routes but the SVD."""
+    grads = native.backward(problem, plan, grad, coef, matrix, packed, needs) if unobserved() else None
+    if grads is None or uneventful(packed):
         return grads
     route = unpack(packed, plan.dual, grad.dtype).route
-    codes = [] if uneventful(packed) else [int(code) for code in route.unique().tolist() if code > REFINED]
-    if not codes and not uncertain:
+    index = (route == PINV).nonzero()[:, 0]
+    if not index.numel():
         return grads
     flat, grad = problem.expanded(), grad.reshape(route.shape[0], *grad.shape[-2:])
-    grads = _flat(grads, problem)
-    for code in codes:
-        index = (route == code).nonzero()[:, 0]
-        part = _redo(flat, plan, grad, coef, matrix, index, code, needs)
-        grads = _merge(grads, part, index, route.shape[0])
-    return _sure_alpha(flat, plan, grad, coef, matrix, route, grads) if uncertain else grads
+    part = _redo(flat, plan, grad, coef, matrix, index, PINV, needs)
+    return _merge(_flat(grads, problem), part, index, route.shape[0])
 
 
 def _widened(grad: Tensor, needed: bool) -> bool:

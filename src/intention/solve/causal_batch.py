@@ -23,7 +23,6 @@ from intention.solve.causal import (
     running,
 )
 from intention.solve.doors import no_autocast
-from intention.solve.factor import EASY
 from intention.solve.ladder import FLOAT64, PRIMAL, Report, has_float64, pack
 from intention.solve.native import causal as native
 
@@ -32,6 +31,7 @@ from intention.solve.native import causal as native
 # their work on a chunk grows with its square.
 FIRST, LONGEST, PULLED = 128, 512, 64
 STEEP = 1e3  # |k|^2 / alpha beyond which gradients of transformed queries are refined
+EASY = 30.0  # the ratio below which float32 serves: of the largest diagonal entry, unlike that of a single fit
 SPAN = 16  # chunks that are worked on at once: enough to call LAPACK for, and what they need stays in the cache
 
 
@@ -162,9 +162,9 @@ def fit_span(own: Chunked, before: Sums, last: bool) -> Span:
     dtype = own.key.dtype
     if dtype == torch.float64 or not has_float64(own.key.device):
         return _fit(own, before, last, dtype)
-    if before.gram is not None or bool((_first_ratio(own) < EASY[dtype]).all()):  # looks at the host
+    if before.gram is not None or bool((_first_ratio(own) < EASY).all()):  # looks at the host
         span = _fit(own, before, last, dtype)
-        if bool((span.before.ratio < EASY[dtype]).all()):  # NaN is not less
+        if bool((span.before.ratio < EASY).all()):  # NaN is not less
             return span
     return _fit(own, before, last, torch.float64)
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from intention import checks
-from intention.solve.factor import EASY, HARD, SMALL_CORRECTION
+from intention.solve.factor import LIMITS, SMALL_CORRECTION
 from intention.solve.problem import Fit, Plan, Problem, fit, predict, refine
 
 ROUTES = ("primal", "dual", "refined", "float64", "pinv", "qr")
@@ -35,7 +35,7 @@ class AccuracyWarning(UserWarning):
 
 
 class Report(NamedTuple):
-    """Per element: the route that produced the answer, a lower bound of cond(Sigma), the estimated relative error."""
+    """Per element: the route that produced the answer, an estimate of cond(Sigma), the estimated relative error."""
 
     route: Tensor  # (B,) an index into ROUTES, as a float
     condition: Tensor  # (B,)
@@ -109,15 +109,15 @@ def _callers_level() -> int:
 def climb(problem: Problem, plan: Plan, fitted: Fit, out: Tensor) -> tuple[Tensor, Tensor, Report]:
     """Redo the elements whose ratio is too large; `out` and the coefficients are updated in place (they are ours)."""
     checks.require_values(problem.weight, problem.alpha, problem.gain)
-    dtype, coef = out.dtype, fitted.coef
+    dtype, coef, limits = out.dtype, fitted.coef, LIMITS[out.dtype, plan.dual]
     report = base_report(plan.dual, fitted.factor.ratio.clone(), dtype)
-    todo = (~(fitted.factor.ratio < EASY[dtype])).nonzero()[:, 0]
+    todo = (~(fitted.factor.ratio < limits.easy)).nonzero()[:, 0]
 
-    middle = todo[fitted.factor.ratio[todo] < HARD[dtype]]
+    middle = todo[fitted.factor.ratio[todo] < limits.hard]
     if middle.numel():
         again = fitted.take(middle)
         again, size = refine(again, plan)
-        good = size < SMALL_CORRECTION[dtype]
+        good = size < limits.step
         where = middle[good]
         out[where], coef[where] = predict(again, plan)[good], again.coef[good]
         report.route[where], report.error[where] = REFINED, size[good]

@@ -20,7 +20,7 @@ struct RidgeArguments {
     std::int64_t points, queries, features, columns;  // N, M, d, k
     std::int64_t dual, intercept, inverse;
     double scale;
-    double easy, hard, small_correction;  // what a factor is judged by, as in factor.py
+    double easy, hard, step;  // what a factor is judged by, as in factor.py
     Tensor query, key, value;
     PerElement weight;  // (batch, N), step between rows
     PerElement alpha, gain;

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from intention.solve.factor import EASY, HARD, SMALL_CORRECTION
+from intention.solve.factor import LIMITS
 from intention.solve.problem import Plan
 
 # `status`, as in arguments.h: the worst of all elements
@@ -16,8 +16,8 @@ PLAIN, SOME_REFINED, SOME_LEFT = range(3)
 _COMMON = "12q 4d 12q 6q 2q"
 FORWARD = struct.Struct(_COMMON + "2q")
 BACKWARD = struct.Struct(_COMMON + "2q 1q 4q 7q")
+_DTYPES = (torch.float32, torch.float64)
 _PLAIN_TYPES = (Tensor, torch.nn.Parameter)
-_LIMITS = {dtype: (EASY[dtype], HARD[dtype], SMALL_CORRECTION[dtype]) for dtype in (torch.float32, torch.float64)}
 # Beyond this size of Sigma products dominate, and torch's run on every core.
 LARGEST = 512
 
@@ -76,7 +76,7 @@ def call(
 ) -> Call | None:
     """None where the kernels do not apply. The shapes are those of `Problem`."""
     dtype = query.dtype
-    if dtype not in _LIMITS:
+    if dtype not in _DTYPES:
         return None
     for x in (query, key, value, weight, alpha, gain):
         if x is not None and not readable(x, dtype):
@@ -96,5 +96,6 @@ def call(
     alpha, a = _per_element(alpha)  # type: ignore[assignment]
     gain, g = _per_element(gain)
     sizes = dtype == torch.float64, torch.get_num_threads(), batch, inner, times, points, queries, features, columns
-    numbers = (*sizes, plan.dual, plan.intercept, inverse, plan.scale, *_LIMITS[dtype], *q, *k, *v, *w, *a, *g)
+    limits = LIMITS[dtype, plan.dual]
+    numbers = (*sizes, plan.dual, plan.intercept, inverse, plan.scale, *limits, *q, *k, *v, *w, *a, *g)
     return Call(numbers, (query, key, value, weight, alpha, gain))

@@ -11,7 +11,7 @@ namespace INTENTION_ARCH {
 // What the accuracy of a factor is judged by.
 template <class T>
 struct Pivots {
-    T grown;  // the largest of 1 / diag U^2
+    T grown;  // the largest of 1 / diag U^2, of the rows that count
     bool failed;
 };
 
@@ -60,8 +60,9 @@ inline void substitute(const T* u, Int ldu, const T* inverse_root, T* rows, Int 
 }
 
 // U over the upper triangle of s, a block of rows at a time: what is above is subtracted, then the block is factored.
+// `counts` is 1 or 0 for each row; null: all count.
 template <class T>
-Pivots<T> cholesky(Int n, Int size, T* s, T* inverse_root) {
+Pivots<T> cholesky(Int n, Int size, T* s, T* inverse_root, const T* counts = nullptr) {
     constexpr Int W = WIDTH<T>;
     Pivots<T> pivots = {0, false};
     for (Int b = 0; b < size; b += W) {
@@ -70,7 +71,8 @@ Pivots<T> cholesky(Int n, Int size, T* s, T* inverse_root) {
         if (!factor_block<T>(int(smaller(W, n - b)), block.p, size, inverse_root + b)) pivots.failed = true;
         substitute<T>(block.p, size, inverse_root + b, block.p + W, size, (size - b) / W - 1);
     }
-    for (Int i = 0; i < n; ++i) pivots.grown = larger(pivots.grown, inverse_root[i] * inverse_root[i]);
+    for (Int i = 0; i < n; ++i)
+        if (!counts || counts[i] != 0) pivots.grown = larger(pivots.grown, inverse_root[i] * inverse_root[i]);
     return pivots;
 }
 
@@ -106,11 +108,10 @@ constexpr Int SMALL = 16;  // up to this size the steps of one factorisation wai
 
 // The same for WIDTH matrices side by side: entry (i, j) of all of them is vector i * size + j.
 
-// Sigma's upper triangle becomes U; its diagonal upside down in `reciprocal`.
+// Sigma's upper triangle becomes U; its diagonal upside down in `reciprocal`. Returns which lanes failed.
 template <class T>
-void cholesky_together(Int n, Int size, Vec<T>* s, Vec<T>* reciprocal, Pivots<T>* pivots) {
+auto cholesky_together(Int n, Int size, Vec<T>* s, Vec<T>* reciprocal) {
     const Vec<T> none = {};
-    Vec<T> grown = none;
     auto failed = none != none;
     for (Int j = 0; j < n; ++j) {
         Vec<T>* row = s + j * size;
@@ -118,12 +119,11 @@ void cholesky_together(Int n, Int size, Vec<T>* s, Vec<T>* reciprocal, Pivots<T>
         failed |= ~good;
         const Vec<T> scale = T(1) / roots(good ? row[j] : none + T(1));
         reciprocal[j] = scale;
-        grown = grown < scale * scale ? scale * scale : grown;
         for (Int l = j; l < n; ++l) row[l] *= scale;
         for (Int i = j + 1; i < n; ++i)
             for (Int l = i; l < n; ++l) s[i * size + l] -= row[i] * row[l];
     }
-    for (int lane = 0; lane < WIDTH<T>; ++lane) pivots[lane] = {grown[lane], failed[lane] != 0};
+    return failed;
 }
 
 // Sigma^-1 from U; x is scratch for U^-T.

@@ -12,12 +12,56 @@ struct Fit {  // of one element, between the steps
     In<T> key, value;  // K~, V~
     In<T> turned;      // K~', copied where it is used often
     T* sigma;          // then U
-    T largest;         // of Sigma's diagonal
+    const T* counts;   // 0 for rows of Sigma that are those of alpha I, else 1; null: all count
+    T largest;         // eigenvalue, from above
     Pivots<T> pivots;
     Solver<T> solve;
 };
 
 constexpr Int WORTH_TURNING = 32;
+
+// Rows of c K~'K~ that are 0: points left out, features that are not there. They are apart from the others, and what is
+// solved for them is exact: they say nothing of the condition.
+template <class T>
+const T* which_count(Int n, const T* sigma, Int size, Arena& arena) {
+    T* counts = nullptr;
+    for (Int i = 0; i < n; ++i) {
+        if (sigma[i * size + i] != 0) continue;
+        if (!counts) {
+            counts = arena.take<T>(n);
+            for (Int j = 0; j < n; ++j) counts[j] = 1;
+        }
+        counts[i] = 0;
+    }
+    return counts;
+}
+
+// The largest eigenvalue is at most m + s sqrt(n - 1), with the mean m of all and their spread s, n s^2 = |Sigma - m I|^2.
+template <class T>
+T largest_eigenvalue(Int n, const T* sigma, Int size, const T* counts) {
+    constexpr Int W = WIDTH<T>;
+    T trace = 0, rows = 0, squares = 0;
+    for (Int i = 0; i < n; ++i)
+        if (!counts || counts[i] != 0) trace += sigma[i * size + i], ++rows;
+    const T scale = rows / trace;
+    for (Int i = 0; i < n; ++i)
+        if (!counts || counts[i] != 0) squares += (scale * sigma[i * size + i] - 1) * (scale * sigma[i * size + i] - 1);
+    Vec<T> lane, above[2] = {};
+    for (int g = 0; g < W; ++g) lane[g] = T(g);
+    for (Int i = 0; i < n; ++i) {  // right of the diagonal; beyond n there are zeros
+        const Int first = i / W * W;
+        Vec<T> x = load<T>(sigma + i * size + first);
+        x = scale * (lane > T(i - first) ? x : Vec<T>{});
+        above[0] += x * x;
+        for (Int j = first + W; j < size; j += W) {
+            x = scale * load<T>(sigma + i * size + j);
+            above[j / W % 2] += x * x;
+        }
+    }
+    const Vec<T> both = sums_of<T, 2>(above);
+    squares += 2 * (both[0] + both[1]);
+    return rows > 0 ? (1 + root(squares / rows * (rows - 1))) / scale : trace;
+}
 
 // c K~'K~ + alpha I, or c K~K~' + alpha I; upper triangle, padded with a unit diagonal
 template <class T>
@@ -31,19 +75,16 @@ void gram(const RidgeArguments& a, Fit<T>& f, Int n, Int size, Arena& arena) {
     }
     const In<T> left = a.dual ? f.key : f.turned, right = a.dual ? f.turned : f.key;
     multiply<T>(n, n, a.dual ? a.features : a.points, left, right, rows_of(f.sigma, size), f.head.gain, false, UPPER);
-    f.largest = -T(__builtin_inf());
-    for (Int i = 0; i < n; ++i) {
-        T& entry = f.sigma[i * size + i];
-        entry += f.head.alpha;
-        f.largest = entry > f.largest || entry != entry ? entry : f.largest;
-    }
+    f.counts = which_count(n, f.sigma, size, arena);
+    for (Int i = 0; i < n; ++i) f.sigma[i * size + i] += f.head.alpha;
+    f.largest = largest_eigenvalue(n, f.sigma, size, f.counts);
     for (Int i = n; i < size; ++i) f.sigma[i * size + i] = 1;
 }
 
 template <class T>
 void factor_one(Fit<T>& f, Int n, Int size, bool inverse, Arena& arena) {
     T *reciprocal = arena.take<T>(size), *x = arena.take<T>(size * size);
-    f.pivots = cholesky(n, size, f.sigma, reciprocal);
+    f.pivots = cholesky(n, size, f.sigma, reciprocal, f.counts);
     invert_factor<T>(size, f.sigma, reciprocal, x);
     f.solve = {n, rows_of<const T>(x, size), {nullptr, 0, 0}};
     if (inverse) {
@@ -70,15 +111,14 @@ void factor_group(Fit<T>* f, int count, Int n, Int size, bool inverse, Arena& ar
         from = apart;
     }
     for (Int i = 0; i < n; ++i) transpose<T>(W, n, from + i * size, even ? step : all, mixed + i * size * W, W);
-    Pivots<T> pivots[W];
     Vec<T>*u = reinterpret_cast<Vec<T>*>(mixed), reciprocal[SMALL];
-    cholesky_together<T>(n, size, u, reciprocal, pivots);
+    const auto failed = cholesky_together<T>(n, size, u, reciprocal);
     invert_together<T>(n, size, u, reciprocal, x, inverses);
     for (Int i = 0; i < n; ++i) transpose<T>(n, W, reinterpret_cast<T*>(inverses + i * size), W, apart + i * size, all);
     for (int g = 0; g < count; ++g) {
         for (Int i = 0; i < n && !inverse; ++i)
             for (Int j = i; j < n; ++j) f[g].sigma[i * size + j] = mixed[(i * size + j) * W + g];
-        f[g].pivots = pivots[g];
+        f[g].pivots = {0, failed[g] != 0};  // the diagonal of the inverse says more than they do
         f[g].solve = {n, {nullptr, 0, 0}, rows_of<const T>(apart + g * all, size)};
     }
 }
@@ -102,26 +142,25 @@ T* diagonal_of_inverse(const Solver<T>& solve, Arena& arena) {
     return diagonal;
 }
 
-constexpr Int PROBED = 8;  // as in factor.py
-
-// A lower bound of Sigma's condition: its largest diagonal entry times what is known of the inverse.
+// An estimate of Sigma's condition, as in factor.py: its largest eigenvalue from above, that of its inverse from below.
 template <class T>
 T ratio_of(const RidgeArguments& a, const Fit<T>& f, Int n, Arena& arena) {
     if (f.pivots.failed) return T(__builtin_inf());
     T grown = f.pivots.grown;
-    if (a.inverse) {
+    if (a.inverse || n <= SMALL) {
         const T* diagonal = diagonal_of_inverse(f.solve, arena);
         for (Int i = 0; i < n; ++i)
-            if (!(diagonal[i] <= grown)) grown = diagonal[i];
-    } else if (n > PROBED) {
+            if (!(diagonal[i] <= grown) && (!f.counts || f.counts[i] != 0)) grown = diagonal[i];
+    } else {
         const Mat<T> b = columns<T>(n, 1, true, arena), y = columns<T>(n, 1, true, arena);
         T before = 0, after = 0;
-        for (Int i = 0; i < n; ++i) b.p[i] = 1 + T(i) / T(n - 1);
+        for (Int i = 0; i < n; ++i) b.p[i] = (1 + T(i) / T(n - 1)) * (f.counts ? f.counts[i] : 1);
         f.solve(1, b, y, arena);
         for (Int i = 0; i < n; ++i) before += b.p[i] * b.p[i], after += y.p[i] * y.p[i];
         if (const T x = root(after / before); !(x <= grown)) grown = x;
     }
-    return f.largest * grown;
+    const T ratio = f.largest * grown;
+    return ratio < 1 ? 1 : ratio;  // below where no row counts
 }
 
 // NaN where a weight, alpha or gain is not allowed
@@ -130,6 +169,25 @@ T screened(const RidgeArguments& a, const Fit<T>& f, T ratio) {
     bool good = f.head.alpha >= 0 && f.head.gain >= 0;
     for (Int i = 0; f.head.weight && i < a.points; ++i) good &= f.head.weight[i] >= 0;
     return good ? ratio : T(__builtin_nan(""));
+}
+
+// Sigma of an element whose head is there
+template <class T>
+void prepare(const RidgeArguments& a, Fit<T>& f, Int n, Int size, Arena& arena) {
+    if (a.intercept) centre(a, f.head, arena);
+    f.key = weighted(a.points, a.features, f.head.key, f.head.weight, arena);
+    f.value = weighted(a.points, a.columns, f.head.value, f.head.weight, arena);
+    gram(a, f, n, size, arena);
+}
+
+// Element b in double, for the rungs of the ladder above T's own; without the inverse.
+template <class T>
+Fit<double> fit_wide(const RidgeArguments& a, Int b, Int n, Arena& arena) {
+    Fit<double> f;
+    f.head = widened(a, head_of<T>(a, b), arena);
+    prepare(a, f, n, padded<double>(n), arena);
+    factor_one(f, n, padded<double>(n), false, arena);
+    return f;
 }
 
 // Fits the next elements, one or as many small ones as a register has lanes; returns how many. Without `whole` an inverse
@@ -143,12 +201,8 @@ int fit_next(const RidgeArguments& a, Int b, Int to, bool whole, Fit<T>* fits, A
     const int count = together ? int(smaller<Int>(WIDTH<T>, to - b)) : 1;
     arena.reset();
     for (int g = 0; g < count; ++g) {
-        Fit<T>& f = fits[g];
-        f.head = head_of<T>(a, b + g);
-        if (a.intercept) centre(a, f.head, arena);
-        f.key = weighted(a.points, a.features, f.head.key, f.head.weight, arena);
-        f.value = weighted(a.points, a.columns, f.head.value, f.head.weight, arena);
-        gram(a, f, n, size, arena);
+        fits[g].head = head_of<T>(a, b + g);
+        prepare(a, fits[g], n, size, arena);
     }
     if (together) {
         factor_group(fits, count, n, size, bool(a.inverse), arena);

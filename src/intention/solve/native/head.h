@@ -45,6 +45,31 @@ inline Head<T> head_of(const RidgeArguments& a, Int b) {
     return head;
 }
 
+template <class T>
+inline In<double> widened(Int m, Int n, In<T> rows, Arena& arena) {
+    double* to = arena.take<double>(m * n);
+    for (Int i = 0; i < m; ++i)
+        for (Int j = 0; j < n; ++j) to[i * n + j] = double(rows.p[i * rows.rs + j]);
+    return rows_of<const double>(to, n);
+}
+
+// The same element in double, all of it: before it is centred or weighted.
+template <class T>
+Head<double> widened(const RidgeArguments& a, const Head<T>& from, Arena& arena) {
+    Head<double> head;
+    head.query = widened(a.queries, a.features, from.query, arena);
+    head.key = widened(a.points, a.features, from.key, arena);
+    head.value = widened(a.points, a.columns, from.value, arena);
+    head.weight = from.weight ? widened(1, a.points, rows_of(from.weight, a.points), arena).p : nullptr;
+    head.alpha = double(from.alpha), head.gain = double(from.gain);
+    return head;
+}
+
+template <class T>
+void narrowed(Int count, const double* from, T* to) {
+    for (Int i = 0; to && i < count; ++i) to[i] = T(from[i]);
+}
+
 // Whether Q K' (m x n) is a shorter way through the dual than K'P (d x k).
 inline bool scores_cost_less(const RidgeArguments& a) {
     const Int n = a.points, m = a.queries, d = a.features, k = a.columns;

@@ -1,5 +1,5 @@
 // First-order gradients of ridge_forward from its coefficients and factor, as pullback.py has them.
-#include "fit.h"
+#include "coefficients.h"
 #include "kernels.h"
 #include "together.h"
 
@@ -140,6 +140,38 @@ void solve_dual(const RidgeArguments& a, const Task<T>& t, In<T> key, In<T> y, M
     for (Int i = 0; i < n * k; ++i) s.p[i] += step.p[i];
 }
 
+// dw_i = (k_i Z) (v_i - c k_i W). K~Z = S and V~ - c K~W = alpha P: so alpha S_i P_i / w_i where w_i > 0; elsewhere Z
+// itself, (y - c K~'S) / alpha, or K~'Sigma^-1 S where alpha = 0.
+template <class T>
+void weight_gradient_dual(const RidgeArguments& a, const Task<T>& t, In<T> key, In<T> y, In<T> w, In<T> s, T* out,
+                          Arena& arena) {
+    const Int n = a.points, d = a.features, k = a.columns;
+    T largest = 0;
+    for (Int i = 0; i < n; ++i) largest = larger(largest, t.head.weight[i]);
+    const Mat<T> z = columns<T>(d, k, t.as_rows, arena), kz = rows_of(arena.take<T>(k), k), kw = rows_of(arena.take<T>(k), k);
+    bool known = false;
+    for (Int i = 0; i < n; ++i) {
+        out[i] = 0;
+        if (t.head.weight[i] > T(1e-20) * largest) {
+            for (Int j = 0; j < k; ++j) out[i] += t.head.alpha * s(i, j) * t.coef(i, j) / t.head.weight[i];
+            continue;
+        }
+        if (!known && t.head.alpha > 0) {
+            std::memcpy(z.p, y.p, std::size_t(d * k) * sizeof(T));
+            multiply<T>(d, k, n, key.t(), s, z, -t.head.gain, true);
+            for (Int j = 0; j < d * k; ++j) z.p[j] /= t.head.alpha;
+        } else if (!known) {
+            const Mat<T> solved = columns<T>(n, k, t.as_rows, arena);
+            t.solve(k, s, solved, arena);
+            multiply<T>(d, k, n, key.t(), solved, z);
+        }
+        known = true;
+        multiply<T>(1, k, d, t.head.key.at(i, 0), z, kz);
+        multiply<T>(1, k, d, t.head.key.at(i, 0), w, kw);
+        for (Int j = 0; j < k; ++j) out[i] += kz.p[j] * (t.head.value(i, j) - t.head.gain * kw.p[j]);
+    }
+}
+
 // s, and g W' and P y' where they go, by way of the d x k matrices y = Q'g and W' = P'K~
 template <class T>
 void dual_by_maps(const RidgeArguments& a, const Task<T>& t, In<T> key, Mat<T> s, const Wanted<T>& out, Arena& arena) {
@@ -148,9 +180,10 @@ void dual_by_maps(const RidgeArguments& a, const Task<T>& t, In<T> key, Mat<T> s
     multiply<T>(d, k, m, t.head.query.t(), t.grad, y);
     solve_dual<T>(a, t, key, y, s, arena);
     if (out.key) multiply<T>(n, d, k, t.coef, y.t(), rows_of(out.key, d));
-    if (!out.query && !out.gain) return;
+    if (!out.query && !out.gain && !out.weight) return;
     multiply<T>(k, d, n, t.coef.t(), key, wt);
     if (out.query) multiply<T>(m, d, k, t.grad, wt, rows_of(out.query, d));
+    if (out.weight) weight_gradient_dual<T>(a, t, key, y, wt.t(), s, out.weight, arena);
     if (!out.gain) return;
     T* ks = arena.take<T>(k * d);
     multiply<T>(k, d, n, s.t(), key, rows_of(ks, d));
@@ -178,7 +211,7 @@ void dual(const RidgeArguments& a, const Task<T>& t, const Wanted<T>& out, Arena
     for (Int i = 0; root_weight && i < n; ++i) root_weight[i] = root(t.head.weight[i]);
     const In<T> key = weighted(n, d, t.head.key, t.head.weight, arena);
     const Mat<T> s = columns<T>(n, k, t.as_rows, arena);
-    if (scores_cost_less(a) && !t.refined && !out.gain) {
+    if (scores_cost_less(a) && !t.refined && !out.gain && !out.weight) {
         dual_by_scores(a, t, key, s, out, arena);
     } else {
         dual_by_maps(a, t, key, s, out, arena);
@@ -244,48 +277,97 @@ Wanted<T> wanted(const RidgeArguments& a, Int b, Arena& arena) {
     return out;
 }
 
+// g times scale
 template <class T>
-bool any_refined(const RidgeArguments& a, Int b, int count) {
-    bool any = false;
-    for (int g = 0; g < count; ++g) any |= entry<T>(a.backward.route, b + g, 0) == REFINED;
-    return any;
+In<T> scaled(const RidgeArguments& a, In<T> grad, Arena& arena) {
+    const Int m = a.queries, k = a.columns;
+    if (a.scale == 1) return grad;
+    T* to = arena.take<T>(m * k);
+    for (Int i = 0; i < m; ++i)
+        for (Int j = 0; j < k; ++j) to[i * k + j] = T(a.scale) * grad(i, j);
+    return rows_of<const T>(to, k);
+}
+
+template <class T>
+void pull(const RidgeArguments& a, Task<T>& t, In<T> grad, const Wanted<T>& out, Arena& arena) {
+    t.grad = scaled(a, grad, arena);
+    if (a.dual) {
+        dual(a, t, out, arena);
+    } else {
+        primal(a, t, out, arena);
+    }
+    if (a.intercept && out.key) through_means(a, t, grad, out, arena);
+}
+
+// With what the forward left behind
+template <class T>
+void pull_saved(const RidgeArguments& a, Int b, Int n, const Wanted<T>& out, Arena& arena) {
+    Task<T> t;
+    t.head = head_of<T>(a, b);
+    if (a.intercept) centre(a, t.head, arena);
+    t.as_rows = !a.inverse;
+    t.coef = laid_out<T>(n, a.columns, rows_of(static_cast<const T*>(a.coef) + b * n * a.columns, a.columns), t.as_rows, arena);
+    t.solve = saved_solver<T>(a, b, n, arena);
+    t.refined = entry<T>(a.backward.route, b, 0) == REFINED;
+    pull(a, t, matrix_of<T>(a.backward.grad, b, a.inner), out, arena);
+}
+
+// In double, fitted again: a factor rounded to T would lose what the forward won.
+template <class T>
+void pull_wide(const RidgeArguments& a, Int b, Int n, const Wanted<T>& out, Arena& arena) {
+    const Int m = a.queries, d = a.features, k = a.columns;
+    const Fit<double> f = fit_wide<T>(a, b, n, arena);
+    Task<double> t;
+    t.head = f.head, t.solve = f.solve, t.as_rows = !a.inverse;
+    t.refined = !(ratio_of(a, f, n, arena) < EASY_PULLED);
+    const Mat<double> coef = columns<double>(n, k, t.as_rows, arena), step = columns<double>(n, k, t.as_rows, arena);
+    coefficients<double>(a, f, coef, arena);
+    if (t.refined) {
+        refinement<double>(a, f, coef, step, arena);
+        for (Int i = 0; i < n * k; ++i) coef.p[i] += step.p[i];
+    }
+    t.coef = coef;
+    const auto room = [&](T* wanted, Int count) { return wanted ? arena.take<double>(count) : nullptr; };
+    const Wanted<double> wide = {room(out.query, m * d), room(out.key, a.points * d), room(out.value, a.points * k),
+                                 room(out.weight, a.points), room(out.alpha, 1), room(out.alpha_terms, 1), room(out.gain, 1)};
+    pull(a, t, widened(m, k, matrix_of<T>(a.backward.grad, b, a.inner), arena), wide, arena);
+    narrowed(m * d, wide.query, out.query), narrowed(a.points * d, wide.key, out.key);
+    narrowed(a.points * k, wide.value, out.value), narrowed(a.points, wide.weight, out.weight);
+    narrowed(1, wide.alpha, out.alpha), narrowed(1, wide.alpha_terms, out.alpha_terms), narrowed(1, wide.gain, out.gain);
+}
+
+// alpha's gradient is a sum that may cancel: where little of its terms is left, it is made in double.
+template <class T>
+void make_sure_of_alpha(const RidgeArguments& a, Int b, Int n, Arena& arena) {
+    constexpr T CANCELLED = T(0.1);  // as in batch.py
+    T *sum = of_element<T>(a.backward.alpha, b, 1), *terms = of_element<T>(a.backward.alpha_terms, b, 1);
+    if (!sum || __builtin_fabs(*sum) >= CANCELLED * *terms) return;
+    arena.reset();
+    pull_wide<T>(a, b, n, {nullptr, nullptr, nullptr, nullptr, sum, nullptr, nullptr}, arena);
 }
 
 template <class T>
 int backward(const RidgeArguments& a, Int from, Int to) {
     static thread_local Arena arena;
-    const Int n = a.dual ? a.points : a.features, m = a.queries, k = a.columns;
-    const bool small = fits_lanes(a) && !a.backward.weight && !a.backward.gain;
-    for (Int b = from; b < to; ++b) {
-        const int lanes = int(smaller<Int>(WIDTH<T>, to - b));
-        if (small && 2 * lanes >= WIDTH<T> && !any_refined<T>(a, b, lanes)) {
-            backward_group<T>(a, b, lanes, arena);
-            b += lanes - 1;
-            continue;
-        }
-        arena.reset();
-        Task<T> t;
-        t.head = head_of<T>(a, b);
-        if (a.intercept) centre(a, t.head, arena);
-        t.as_rows = !a.inverse;
-        t.coef = laid_out<T>(n, k, rows_of(static_cast<const T*>(a.coef) + b * n * k, k), t.as_rows, arena);
-        t.solve = saved_solver<T>(a, b, n, arena);
-        t.refined = entry<T>(a.backward.route, b, 0) == REFINED;
-        const In<T> grad = matrix_of<T>(a.backward.grad, b, a.inner);
-        t.grad = grad;
-        if (a.scale != 1) {
-            T* scaled = arena.take<T>(m * k);
-            for (Int i = 0; i < m; ++i)
-                for (Int j = 0; j < k; ++j) scaled[i * k + j] = T(a.scale) * grad(i, j);
-            t.grad = rows_of<const T>(scaled, k);
-        }
-        const Wanted<T> out = wanted<T>(a, b, arena);
-        if (a.dual) {
-            dual(a, t, out, arena);
+    const Int n = a.dual ? a.points : a.features;
+    const bool narrow = sizeof(T) == 4, small = fits_lanes(a) && !a.backward.weight && !a.backward.gain;
+    const auto route = [&](Int b) { return entry<T>(a.backward.route, b, 0); };
+    for (Int b = from; b < to;) {
+        int count = int(smaller<Int>(WIDTH<T>, to - b));
+        bool together = small && 2 * count >= WIDTH<T>;
+        for (int g = 0; g < count && together; ++g) together = route(b + g) < REFINED;
+        if (together) {
+            backward_group<T>(a, b, count, arena);
         } else {
-            primal(a, t, out, arena);
+            count = 1;
+            arena.reset();
+            // a weight's gradient holds the residual V - KW, which float loses where the fit is close
+            const bool wide = narrow && (route(b) == FLOAT64 || a.backward.weight);
+            if (route(b) <= FLOAT64) (wide ? pull_wide<T> : pull_saved<T>)(a, b, n, wanted<T>(a, b, arena), arena);
         }
-        if (a.intercept) through_means(a, t, grad, out, arena);
+        for (int g = 0; g < count && narrow; ++g)
+            if (route(b + g) <= REFINED && !a.backward.weight) make_sure_of_alpha<T>(a, b + g, n, arena);
+        b += count;
     }
     arena.reset();
     return PLAIN;

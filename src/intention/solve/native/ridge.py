@@ -46,11 +46,11 @@ def forward(problem: Problem, plan: Plan, keep: bool = True) -> Found | None:
 def backward(
     problem: Problem, plan: Plan, grad: Tensor, coef: Tensor, matrix: Tensor, packed: Tensor, needs: Needs
 ) -> Grads | None:
-    """Gradients of the elements solved by the plain factor or by one refinement step; other elements are left open."""
+    """Gradients, each in the precision of its forward or better; elements beyond the kernels' routes are left open."""
     query, key, value, weight, alpha, gain = problem
     needs_weight, needs_gain = needs.weight and weight is not None, needs.gain and gain is not None
     function = kernel("intention_ridge_backward")
-    if function is None or (plan.dual and needs_weight):
+    if function is None:
         return None
     if not (readable(grad, query.dtype) and readable(coef, query.dtype) and readable(matrix, query.dtype)):
         return None

@@ -89,7 +89,22 @@ struct GroupFit {
 
 template <class T>
 Vec<T> most(Vec<T> a, Vec<T> b) {
-    return a > b ? a : b;
+    return a > b ? a : b;  // b where it is NaN
+}
+
+// As `largest_eigenvalue`
+template <class T>
+Vec<T> largest_eigenvalues(Int n, Lanes<T> sigma, const Vec<T>* counts) {
+    const Vec<T> none = {};
+    Vec<T> trace = none, rows = none, squares = none, above = none;
+    for (Int i = 0; i < n; ++i) trace += counts[i] * sigma(i, i), rows += counts[i];
+    const Vec<T> scale = rows / trace;
+    for (Int i = 0; i < n; ++i) {
+        const Vec<T> x = counts[i] * (scale * sigma(i, i) - 1);
+        squares += x * x;
+        for (Int j = i + 1; j < n; ++j) above += scale * sigma(i, j) * (scale * sigma(i, j));
+    }
+    return rows > none ? (1 + roots((squares + 2 * above) / rows * (rows - 1))) / scale : none;
 }
 
 template <class T>
@@ -98,30 +113,17 @@ GroupFit<T> fit_group(const RidgeArguments& a, const Group<T>& group, Int n, Are
     GroupFit<T> fit = {room<T>(n, n, arena), room<T>(n, n, arena), none, false};
     const Lanes<T> x = room<T>(n, n, arena), left = a.dual ? group.key : group.key.t();
     multiply_lanes<T>(n, n, a.dual ? a.features : a.points, left, left.t(), fit.upper, group.gain, false, UPPER);
-    Vec<T> largest = none;
+    Vec<T> reciprocal[SMALL], counts[SMALL], grown = none;
     for (Int i = 0; i < n; ++i) {
+        counts[i] = fit.upper(i, i) == none ? none : none + T(1);
         fit.upper(i, i) += group.alpha;
-        largest = most<T>(largest, fit.upper(i, i));
     }
-    Pivots<T> pivots[WIDTH<T>];
-    Vec<T> reciprocal[SMALL], grown;
-    cholesky_together<T>(n, n, fit.upper.p, reciprocal, pivots);
+    const Vec<T> largest = largest_eigenvalues<T>(n, fit.upper, counts);
+    const auto failed = cholesky_together<T>(n, n, fit.upper.p, reciprocal);
     invert_together<T>(n, n, fit.upper.p, reciprocal, x.p, fit.inverse.p);
-    for (int g = 0; g < WIDTH<T>; ++g) grown[g] = pivots[g].grown, fit.failed |= pivots[g].failed;
-    if (a.inverse) {
-        for (Int i = 0; i < n; ++i) grown = most<T>(grown, fit.inverse(i, i));
-    } else if (n > PROBED) {
-        Vec<T> after = none;
-        T before = 0;
-        for (Int i = 0; i < n; ++i) {
-            Vec<T> sum = none;
-            for (Int j = 0; j < n; ++j) sum += fit.inverse(i, j) * (1 + T(j) / T(n - 1));
-            after += sum * sum;
-            before += (1 + T(i) / T(n - 1)) * (1 + T(i) / T(n - 1));
-        }
-        grown = most<T>(grown, roots(after / before));
-    }
-    fit.ratio = largest * grown;
+    for (int g = 0; g < WIDTH<T>; ++g) fit.failed |= failed[g] != 0;
+    for (Int i = 0; i < n; ++i) grown = most<T>(grown, counts[i] * fit.inverse(i, i));
+    fit.ratio = most<T>(none + T(1), largest * grown);
     return fit;
 }
 
