@@ -30,6 +30,7 @@ from intention.softmax import (
     centred_key,
     counted_softmax,
     fused,
+    fused_plain,
     narrowed,
     scored,
     softmax_attention,
@@ -195,7 +196,7 @@ def intention(
     if attn_mask is None and weight is None and not (dropout_p or is_causal or enable_gqa or return_info):
         problem = plain_problem(query, key, value, alpha, covariance, solver)
         if problem is not None:
-            out, _ = ridge(problem, Plan(is_dual(solver, key), intercept, scale), solver, trusted=True)
+            out, _ = ridge(problem, Plan(is_dual(solver, key), intercept, scale), solver, not isinstance(alpha, Tensor))
             return out
     checks.probability(dropout_p)
     rows = dropout_p if on_keys(covariance) and not intercept else 0.0  # a dropout that can do without weights
@@ -268,6 +269,17 @@ def sigma_intention(
     weights enter Sigma and, as log-weights, the softmax; `intercept` means Sigma of the centred keys.
     """
     checks.scale(scale)
+    plain = (
+        attn_mask is None and weight is None and not (dropout_p or is_causal or enable_gqa or return_info or intercept)
+    )
+    if (
+        plain
+        and solver == "auto"
+        and (problem := plain_problem(query, key, value, alpha, covariance, solver)) is not None
+    ):
+        out = fused_plain(problem, scale)
+        if out is not None:
+            return out
     call = prepare(query, key, value, attn_mask, 0.0, is_causal, enable_gqa, alpha, weight, covariance, solver)
     checks.probability(dropout_p)
     if scale is not None:  # of the queries, so that the check of the scores sees it
