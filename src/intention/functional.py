@@ -37,6 +37,7 @@ from intention.softmax import (
     transform_shared,
     transform_solver,
 )
+from intention.solve.doors import compiling
 from intention.solve.ladder import ROUTES, Report, unpack
 from intention.solve.problem import Plan, Problem
 from intention.solve.ridge import ridge
@@ -269,15 +270,11 @@ def sigma_intention(
     weights enter Sigma and, as log-weights, the softmax; `intercept` means Sigma of the centred keys.
     """
     checks.scale(scale)
-    plain = (
-        attn_mask is None and weight is None and not (dropout_p or is_causal or enable_gqa or return_info or intercept)
-    )
-    if (
-        plain
-        and solver == "auto"
-        and (problem := plain_problem(query, key, value, alpha, covariance, solver)) is not None
-    ):
-        out = fused_plain(problem, scale)
+    problem, plain = None, attn_mask is None and weight is None and solver == "auto" and not compiling()
+    if plain and not (dropout_p or is_causal or enable_gqa or return_info or intercept):
+        problem = plain_problem(query, key, value, alpha, covariance, solver)
+    if problem is not None:  # the kernel is asked once
+        out = fused_plain(problem, scale, not isinstance(alpha, Tensor))
         if out is not None:
             return out
     call = prepare(query, key, value, attn_mask, 0.0, is_causal, enable_gqa, alpha, weight, covariance, solver)
@@ -291,7 +288,7 @@ def sigma_intention(
         estimated.check_estimated(covariance, solver, queries_differ, inputs.value, counted.seen())
     found = call.zeros() if call.empty else None
     if found is None and solver == "auto" and not (queries_differ or own_sigma or intercept or dropout_p):
-        found = fused(inputs) if counted.keep is None else None
+        found = fused(inputs) if counted.keep is None and problem is None else None
     if found is None:
         moved, keys, report = _transformed(call, is_causal, covariance, intercept, solver)
         moved, report, again = scored(moved, keys, report, solver)
