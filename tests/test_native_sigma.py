@@ -251,10 +251,8 @@ def test_hard_fits_are_done_in_double(counted):
     alpha = torch.tensor([1.0, 1.0, 1.0, 1e-2, 1.0])
     out, info = sigma_intention(q, k, v, alpha=alpha, return_info=True)
     assert counted == [True]
-    expected, told = in_torch(q, k, v, alpha=alpha, return_info=True)
-    assert torch.equal(info.route, told.route)
-    assert info.route[3] != info.route[0]
-    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
+    assert [F.ROUTES[i] for i in info.route] == ["primal", "primal", "primal", "float64", "primal"]
+    torch.testing.assert_close(out, in_torch(q, k, v, alpha=alpha), rtol=1e-4, atol=1e-5)
     assert distance(out, written_out(q, k, v, alpha)) < TOLERANCE[torch.float32]
 
 

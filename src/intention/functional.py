@@ -30,12 +30,14 @@ from intention.softmax import (
     centred_key,
     counted_softmax,
     fused,
+    fused_plain,
     narrowed,
     scored,
     softmax_attention,
     transform_shared,
     transform_solver,
 )
+from intention.solve.doors import compiling
 from intention.solve.ladder import ROUTES, Report, unpack
 from intention.solve.problem import Plan, Problem
 from intention.solve.ridge import ridge
@@ -195,7 +197,7 @@ def intention(
     if attn_mask is None and weight is None and not (dropout_p or is_causal or enable_gqa or return_info):
         problem = plain_problem(query, key, value, alpha, covariance, solver)
         if problem is not None:
-            out, _ = ridge(problem, Plan(is_dual(solver, key), intercept, scale), solver, trusted=True)
+            out, _ = ridge(problem, Plan(is_dual(solver, key), intercept, scale), solver, not isinstance(alpha, Tensor))
             return out
     checks.probability(dropout_p)
     rows = dropout_p if on_keys(covariance) and not intercept else 0.0  # a dropout that can do without weights
@@ -268,6 +270,13 @@ def sigma_intention(
     weights enter Sigma and, as log-weights, the softmax; `intercept` means Sigma of the centred keys.
     """
     checks.scale(scale)
+    problem, plain = None, attn_mask is None and weight is None and solver == "auto" and not compiling()
+    if plain and not (dropout_p or is_causal or enable_gqa or return_info or intercept):
+        problem = plain_problem(query, key, value, alpha, covariance, solver)
+    if problem is not None:  # the kernel is asked once
+        out = fused_plain(problem, scale, not isinstance(alpha, Tensor))
+        if out is not None:
+            return out
     call = prepare(query, key, value, attn_mask, 0.0, is_causal, enable_gqa, alpha, weight, covariance, solver)
     checks.probability(dropout_p)
     if scale is not None:  # of the queries, so that the check of the scores sees it
@@ -279,7 +288,7 @@ def sigma_intention(
         estimated.check_estimated(covariance, solver, queries_differ, inputs.value, counted.seen())
     found = call.zeros() if call.empty else None
     if found is None and solver == "auto" and not (queries_differ or own_sigma or intercept or dropout_p):
-        found = fused(inputs) if counted.keep is None else None
+        found = fused(inputs) if counted.keep is None and problem is None else None
     if found is None:
         moved, keys, report = _transformed(call, is_causal, covariance, intercept, solver)
         moved, report, again = scored(moved, keys, report, solver)

@@ -14,6 +14,7 @@ from intention.masks import Counted
 from intention.prepare import is_dual, problem_of, unflatten_report
 from intention.solve.doors import compiling, gradient_free, look
 from intention.solve.ladder import DUAL, FLOAT64, PRIMAL, TOLERATED, Report, has_float64, warn_inaccurate
+from intention.solve.problem import Problem
 from intention.solve.rows import Points
 from intention.solve.sigma import SMALL_ROUNDING, rounding, sigma
 from intention.solve.transform import transform
@@ -32,6 +33,17 @@ def fused(inputs: Inputs) -> tuple[Tensor, Report] | None:
     if found is None:
         return None
     return restore(found[0]), unflatten_report(found[1], is_dual("auto", inputs.key), inputs)
+
+
+def fused_plain(problem: Problem, scale: float | None, trusted: bool) -> Tensor | None:
+    """The same for a call without broadcasting, in a fraction of the time."""
+    if scale is not None:
+        problem = problem._replace(query=problem.query * float(scale))
+    if gradient_free(*problem):
+        found = sigma(problem, trusted)
+        return None if found is None else found[0]
+    found = sigma(problem.expanded(), trusted)
+    return None if found is None else found[0].reshape(*problem.query.shape[:-1], problem.value.shape[-1])
 
 
 def transform_shared(inputs: Inputs, solver: str) -> tuple[Tensor, Tensor, Report]:

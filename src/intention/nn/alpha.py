@@ -56,7 +56,8 @@ class LearnableAlpha(nn.Module):
             self.theta.copy_(torch.tensor(self.start, dtype=torch.float64, device="cpu"))
 
     def forward(self) -> Tensor:
-        return _positive(self.theta, self.convex).reshape(self.shape)
+        alpha = _positive(self.theta, self.convex)
+        return alpha if self.shape else alpha.reshape(())
 
     def extra_repr(self) -> str:
         return f"shape={self.shape}, covariance={'convex' if self.convex else 'ridge'!r}"

@@ -32,7 +32,9 @@ def solve(
     `read`: the values that an alpha or a covariance of the user's own reads, where `value` stands in their place.
     """
     m, n = query.shape[-2], key.shape[-2]
-    dtype = torch.promote_types(torch.promote_types(query.dtype, key.dtype), value.dtype)
+    dtype = query.dtype
+    if not key.dtype == value.dtype == dtype:
+        dtype = torch.promote_types(torch.promote_types(dtype, key.dtype), value.dtype)
     counted = masks.count(attn_mask, options.get("weight"), is_causal, n, key.dtype)
     alpha = alpha_of_call(alpha, covariance, key, value if read is None else read, counted, is_causal)
     if isinstance(scale, str):

@@ -94,8 +94,7 @@ class Multihead(nn.MultiheadAttention):
         plain = key_padding_mask is None or (attn_mask is not None and attn_mask.dtype == torch.bool)
         is_causal = is_causal and not need_weights and plain and not self._extra_points()
         mask = self._mask(query, None if is_causal else attn_mask, key_padding_mask)
-        q, k, v = (x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for x in self._project(query, key, value))
-        heads = Heads(q, k, v, mask, self.dropout if self.training else 0.0, is_causal)
+        heads = Heads(*self._heads(query, key, value), mask, self.dropout if self.training else 0.0, is_causal)
         if need_weights and self.has_map:
             mixed, weights = self._mix_and_map(heads)
             weights = weights.mean(1) if average_attn_weights else weights
@@ -125,7 +124,7 @@ class Multihead(nn.MultiheadAttention):
                 f"{tuple(x.shape)}"
             )
         seen = 0 if before is None else before.seen
-        q, k, v = (y.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for y in self._project(x, x, x))
+        q, k, v = self._heads(x, x, x)
         if rotate is not None:
             q, k = rotate(q, k, seen)
         mixed, memory = self.advance(x, (q, k, v), None if before is None else before.memory, seen)
@@ -142,6 +141,15 @@ class Multihead(nn.MultiheadAttention):
         value = masks.fill(value, masks.count(heads.mask, None, False, n, value.dtype).seen())  # others hold anything
         weights = self.mix(heads._replace(value=eye, read=value))
         return weights @ value, weights
+
+    def _heads(self, query: Tensor, key: Tensor, value: Tensor) -> Projected:
+        """Queries, keys and values (batch, heads, points, features)."""
+        if query is key and key is value and self.in_proj_weight is not None and not self._extra_points():
+            all_three = TF.linear(query, self.in_proj_weight, self.in_proj_bias)
+            split = all_three.reshape(*all_three.shape[:2], 3, self.num_heads, -1)
+            return split.permute(2, 0, 3, 1, 4).unbind(0)  # type: ignore[return-value]
+        q, k, v = (x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for x in self._project(query, key, value))
+        return q, k, v
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values (batch, points, embed_dim); add_bias_kv and add_zero_attn give extra points."""

@@ -30,9 +30,9 @@ SMALL_ROUNDING = 1e-5
 
 
 def rounding(moved: Tensor, key: Tensor) -> Tensor:
-    """How far the rounding of X = Q Sigma^-1 moves a score x.k: up to eps |x| |k|."""
+    """How far the rounding of X = Q Sigma^-1 moves a score x.k: up to eps |x| |k|. Infinity shows by itself."""
     reach = torch.linalg.vector_norm(moved, dim=-1).amax(-1) * torch.linalg.vector_norm(key, dim=-1).amax(-1)
-    return reach * torch.finfo(moved.dtype).eps
+    return reach.masked_fill(reach.isinf(), 0.0) * torch.finfo(moved.dtype).eps
 
 
 def sigma(problem: Problem, trusted: bool) -> tuple[Tensor, Tensor] | None:

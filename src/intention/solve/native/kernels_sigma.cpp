@@ -90,28 +90,39 @@ T reach(const RidgeArguments& a, const Fit<T>& f, T ratio, T longest_key, Int wi
     return longest_column(a.features, width, lanes.moved) * longest_key;
 }
 
-constexpr double MOVED_SCORE = 1e-5;  // by rounding: more than that is worth doing it again in double
+constexpr double MOVED_SCORE = 1e-5;  // more than that is worth a higher rung of the ladder
+
+// How far scores may be off: in float by their rounding, in double by that of X, which one refinement step removes. A
+// good factor in double is as far as anybody goes.
+template <class T>
+bool trusted(const RidgeArguments& a, T ratio, bool refined, T size, T rounding) {
+    constexpr T GOOD = 30;
+    if (sizeof(T) == 8) rounding *= ratio < GOOD ? 0 : refined ? 1 : ratio;
+    return rounding <= T(MOVED_SCORE) && size < T(a.small_correction);
+}
 
 // All queries of one element. SOME_LEFT: a refinement step, or the rounding of scores, was too large. Where there are
 // numbers that square to infinity, rounding is not what matters.
 template <class T>
-Status answer(const RidgeArguments& a, const Fit<T>& f, Int b, T* report, const Block<T>& block, Arena& arena) {
+Status answer(const RidgeArguments& a, const Fit<T>& f, Int b, bool refined, T* report, const Block<T>& block,
+              Arena& arena) {
     const Int m = a.queries, k = a.columns;
     const T ratio = report[1], eps = sizeof(T) == 4 ? T(__FLT_EPSILON__) : T(__DBL_EPSILON__);
-    const Sigma<T> sigma = {f.key, f.head.alpha, f.head.gain, f.solve, !(ratio < T(a.easy))};
+    const Sigma<T> sigma = {f.key, f.head.alpha, f.head.gain, f.solve, refined};
     const Blocks<T> blocks(m);
     const T longest_key = longest_row(a.points, a.features, f.key);
-    T *out = static_cast<T*>(a.forward.out) + b * m * k, *kept = of_element<T>(a.coef, b, 2 * m), size = 0;
+    T *out = static_cast<T*>(a.forward.out) + b * m * k, *kept = of_element<T>(a.coef, b, 2 * m), size = 0, furthest = 0;
     for (Int i = 0; i < m; i += blocks.step) {
         const Int rows = blocks.rows(i), width = padded<T>(rows);
         size = larger(size, block.lanes.fill(a, sigma, rows, width, f.head.query.at(i, 0), arena));
         const T moved = eps * reach(a, f, ratio, longest_key, width, block.lanes);
-        const bool too_far = moved > T(MOVED_SCORE) && __builtin_isfinite(moved);
-        if (too_far || !(size < T(a.small_correction))) return SOME_LEFT;
+        if (__builtin_isfinite(moved)) furthest = larger(furthest, moved);
+        if (!trusted(a, ratio, refined, size, furthest)) return SOME_LEFT;
         attend(a, rows, f, out + i * k, kept ? kept + i : kept, block);
     }
-    if (!sigma.refined) return PLAIN;
-    report[0] = FLOAT64, report[2] = size;
+    report[2] = larger(refined ? size : report[2], furthest);
+    if (!refined) return PLAIN;
+    report[0] = FLOAT64;
     return SOME_REFINED;
 }
 
@@ -125,7 +136,7 @@ Status answer_in_double(const RidgeArguments& a, Int b, T* report, Arena& arena)
     wide.forward.out = out, wide.forward.report = told;
     if (sigma_forward(wide, 0, 1) == SOME_LEFT) return SOME_LEFT;
     narrow(count, out, static_cast<T*>(a.forward.out) + b * count);
-    report[0] = FLOAT64, report[1] = T(told[1]), report[2] = T(told[2]);
+    report[0] = FLOAT64, report[1] = T(told[1]), report[2] = T(told[2] + double(__FLT_EPSILON__));
     return SOME_REFINED;
 }
 
@@ -135,10 +146,11 @@ Status element(const RidgeArguments& a, const Fit<T>& f, Int b, const Block<T>& 
     const T ratio = screened(a, f, ratio_of(a, f, size_of(a), arena));
     const T eps = sizeof(T) == 4 ? T(__FLT_EPSILON__) : T(__DBL_EPSILON__);
     report[0] = a.dual ? DUAL : PRIMAL, report[1] = ratio, report[2] = ratio * eps;
-    const bool trusted = ratio < T(sizeof(T) == 4 ? a.easy : a.hard);
-    Status status = trusted ? answer(a, f, b, report, block, arena) : SOME_LEFT;
+    Status status = ratio < T(a.easy) ? answer(a, f, b, false, report, block, arena) : SOME_LEFT;
     if constexpr (sizeof(T) == 4) {
         if (status == SOME_LEFT) status = answer_in_double(a, b, report, arena);
+    } else {
+        if (status == SOME_LEFT && ratio < T(a.hard)) status = answer(a, f, b, true, report, block, arena);
     }
     keep_factor(a, f, b, size_of(a));
     return status;

@@ -148,7 +148,7 @@ void pull_in_double(const RidgeArguments& a, Int b, Arena& arena) {
     wide.coef = arena.take<double>(2 * m), wide.matrix = arena.take<double>(size * size);
     wide.forward.out = out, wide.forward.report = told;
     sigma_forward(wide, 0, 1);
-    const Tensor grad = widened(m, k, matrix_of<T>(a.backward.grad, b, a.inner), arena);
+    const Tensor grad = tensor_in_double(m, k, matrix_of<T>(a.backward.grad, b, a.inner), arena);
     const auto room = [&](const void* wanted, Int count) { return wanted ? arena.take<double>(count) : nullptr; };
     const auto& to = a.backward;
     double *query = room(to.query, m * d), *key = room(to.key, n * d), *value = room(to.value, n * k),

@@ -31,10 +31,7 @@ Status move_in_double(const RidgeArguments& a, Int b, T* report, Arena& arena) {
     wide.forward.out = out, wide.forward.report = told;
     if (transform_forward(wide, 0, 1) == SOME_LEFT) return SOME_LEFT;
     narrow(count, out, static_cast<T*>(a.forward.out) + b * count);
-    // rounding X moves each score x.k by up to eps |x| |k|
-    const double reach = longest_row(a.queries, a.features, rows_of<const double>(out, a.features)) *
-                         longest_row(a.points, a.features, matrix_of<double>(wide.key, 0, 1));
-    report[0] = FLOAT64, report[1] = T(told[1]), report[2] = T(larger(told[2], reach * double(__FLT_EPSILON__)));
+    report[0] = FLOAT64, report[1] = T(told[1]), report[2] = T(told[2] + double(__FLT_EPSILON__));
     return SOME_REFINED;
 }
 
@@ -114,7 +111,7 @@ void move_back_in_double(const RidgeArguments& a, Int b, Arena& arena) {
     wide.coef = nullptr, wide.matrix = arena.take<double>(d * d);
     wide.forward.out = out, wide.forward.report = told;
     transform_forward(wide, 0, 1);
-    const Tensor grad = widened(m, d, matrix_of<T>(a.backward.grad, b, a.inner), arena);
+    const Tensor grad = tensor_in_double(m, d, matrix_of<T>(a.backward.grad, b, a.inner), arena);
     double *rows = arena.take<double>(m * d), *key = arena.take<double>(n * d), alpha, gain;
     const auto& to = a.backward;
     double* weight = to.weight ? arena.take<double>(n) : nullptr;

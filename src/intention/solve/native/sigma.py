@@ -31,7 +31,7 @@ _ROWS = 64  # queries that are worth a part of their own: a block of the kernel
 
 
 class Found(NamedTuple):
-    out: Tensor  # (B, M, k)
+    out: Tensor  # (B, M, k), or with as many dimensions as the problem has
     packed: Tensor  # (B, 3), as in `ladder`
     parts: int  # into which the queries of an element were split; each counts as an element below
     kept: Tensor  # (B * parts, 2, M / parts): largest score and 1 / the sum of exponentials of each query
@@ -45,12 +45,12 @@ def forward(problem: Problem, keep: bool) -> Found | None:
     """
     function = kernel("intention_sigma_forward")
     query, key, value = problem[:3]
-    if function is None or problem.weight is not None or (parts := parts_of(*query.shape[:2])) is None:
+    batch, m, n = problem.alpha.shape[0], query.shape[-2], min(key.shape[-2:])
+    if function is None or problem.weight is not None or (parts := parts_of(batch, m)) is None:
         return None
     if (block := _call(problem, parts)) is None:
         return None
-    (batch, m), n = query.shape[:2], min(key.shape[-2:])
-    out, packed = query.new_empty((batch, m, value.shape[-1])), query.new_empty((batch * parts, 3))
+    out, packed = query.new_empty((*query.shape[:-1], value.shape[-1])), query.new_empty((batch * parts, 3))
     kept = matrix = packed  # without `keep` nobody looks at them
     if keep:
         kept, matrix = query.new_empty((batch * parts, 2, m // parts)), query.new_empty((batch * parts, n, n))
@@ -99,7 +99,11 @@ def _call(problem: Problem, parts: int) -> Call | None:
     n, d = key.shape[-2:]
     inverse = wants_inverse(min(n, d), query.shape[-2])
     if parts > 1:  # as neighbours that share their keys
-        query = query.reshape(-1, query.shape[1] // parts, query.shape[2])
+        query, key, value = (
+            query.reshape(-1, query.shape[-2] // parts, d),
+            key.reshape(-1, n, d),
+            value.reshape(-1, n, value.shape[-1]),
+        )
         alpha, gain = alpha.repeat_interleave(parts), None if gain is None else gain.repeat_interleave(parts)
     return call(query, key, value, None, alpha, gain, _PLANS[n < d], inverse)
 

@@ -9,7 +9,7 @@ namespace INTENTION_ARCH {
 constexpr double WIDE_EASY = 1e6, WIDE_HARD = 1e12;
 
 template <class T>
-Tensor widened(Int m, Int n, In<T> x, Arena& arena) {
+Tensor tensor_in_double(Int m, Int n, In<T> x, Arena& arena) {
     double* to = arena.take<double>(m * n);
     for (Int i = 0; i < m; ++i)
         for (Int j = 0; j < n; ++j) to[i * n + j] = double(x.p[i * x.rs + j]);
@@ -29,10 +29,10 @@ RidgeArguments in_double(const RidgeArguments& a, Int b, Arena& arena) {
     RidgeArguments wide = a;
     wide.is_double = 1, wide.batch = wide.inner = wide.times = 1;
     wide.easy = WIDE_EASY, wide.hard = WIDE_HARD;
-    wide.query = widened(a.queries, a.features, head.query, arena);
-    wide.key = widened(a.points, a.features, head.key, arena);
-    if (a.value.data) wide.value = widened(a.points, a.columns, head.value, arena);
-    if (head.weight) wide.weight = {widened<T>(1, a.points, {head.weight, 0, 1}, arena).data, 0};
+    wide.query = tensor_in_double(a.queries, a.features, head.query, arena);
+    wide.key = tensor_in_double(a.points, a.features, head.key, arena);
+    if (a.value.data) wide.value = tensor_in_double(a.points, a.columns, head.value, arena);
+    if (head.weight) wide.weight = {tensor_in_double<T>(1, a.points, {head.weight, 0, 1}, arena).data, 0};
     wide.alpha = one_number(double(head.alpha), arena);
     if (a.gain.data) wide.gain = one_number(double(head.gain), arena);
     return wide;
