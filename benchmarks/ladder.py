@@ -58,7 +58,8 @@ def alphas(seconds: float) -> list[dict[str, Any]]:
         def at(alpha: float) -> Callable[..., Any]:
             return lambda q, k, v: F.intention(q, k, v, alpha=alpha)
 
-        infos = {alpha: F.intention(*inputs, alpha=alpha, return_info=True)[1] for alpha in ALPHAS}
+        q, k, v = inputs
+        infos: dict[float, Any] = {a: F.intention(q, k, v, alpha=a, return_info=True)[1] for a in ALPHAS}
         routes = {f"{a:g}": Counter(F.ROUTES[r] for r in i.route.flatten().tolist()) for a, i in infos.items()}
         for grad in (False, True):
             calls: Timed = {"sdpa": passes(TF.scaled_dot_product_attention, inputs, grad)}
