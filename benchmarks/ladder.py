@@ -42,7 +42,7 @@ def fastest(calls: Timed, seconds: float) -> dict[str, float]:
     return best
 
 
-def passes(answer: Callable[..., Tensor], inputs: list[Tensor], grad: bool) -> Callable[[], Any]:
+def passes(answer: Callable[..., Any], inputs: list[Tensor], grad: bool) -> Callable[[], Any]:
     if not grad:
         return lambda: answer(*inputs)
     leaves = [x.clone().requires_grad_() for x in inputs]
@@ -55,10 +55,11 @@ def alphas(seconds: float) -> list[dict[str, Any]]:
     for n in POINTS:
         inputs = ops.make((32, n, n, 64, 64), False)
 
-        def at(alpha: float) -> Callable[..., Tensor]:
+        def at(alpha: float) -> Callable[..., Any]:
             return lambda q, k, v: F.intention(q, k, v, alpha=alpha)
 
-        infos = {alpha: F.intention(*inputs, alpha=alpha, return_info=True)[1] for alpha in ALPHAS}
+        q, k, v = inputs
+        infos: dict[float, Any] = {a: F.intention(q, k, v, alpha=a, return_info=True)[1] for a in ALPHAS}
         routes = {f"{a:g}": Counter(F.ROUTES[r] for r in i.route.flatten().tolist()) for a, i in infos.items()}
         for grad in (False, True):
             calls: Timed = {"sdpa": passes(TF.scaled_dot_product_attention, inputs, grad)}
