@@ -235,6 +235,34 @@ def test_float64_in_the_kernels(shape, options):
         assert a is None or distance(a, b) < 2e-6, name
 
 
+@pytest.mark.parametrize("shape", [(31, 13, 17, 5), (17, 13, 31, 5)])
+def test_float64_in_any_layout(shape):
+    """Heads behind points, keys that serve their neighbours, and threads."""
+    problem, plan = hard(shape, True, True, 12), Plan(shape[0] < shape[2], False, 1.0)
+    few = problem._replace(key=problem.key[:4].clone(), value=problem.value[:4].clone())
+    problem = few.expanded()
+
+    def heads(x: Tensor) -> Tensor:  # (B, H, N, d) as a view of (B, N, H, d)
+        return x.unflatten(0, (3, 4)).transpose(1, 2).contiguous().transpose(1, 2)
+
+    moved = problem._replace(query=heads(problem.query), key=heads(problem.key), value=heads(problem.value))
+    grad, answers, before = torch.ones(12, shape[1], shape[3]), [], torch.get_num_threads()
+    for case, threads in ((problem, 1), (problem, 2), (few, 1), (moved, 1)):
+        torch.set_num_threads(threads)
+        try:
+            found = native.forward(case, plan)
+            upstream = heads(grad) if case is moved else grad
+            with torch.no_grad():
+                grads = native.backward(case, plan, upstream, *found[1:4], Needs())
+        finally:
+            torch.set_num_threads(before)
+        assert (found.report[:, 0] == FLOAT64).all()
+        answers.append([found.out, *grads])
+    for other in answers[1:]:
+        for a, b in zip(answers[0], other, strict=True):
+            assert torch.equal(a, b.reshape(a.shape))
+
+
 @pytest.mark.parametrize("dual", [False, True])
 def test_gradients_that_float32_loses(dual):
     """Those of weights are made in double, and that of alpha where it cancels; the fit itself is an easy one."""

@@ -248,7 +248,7 @@ def test_infinite_scores():
 def test_hard_fits_are_done_in_double(counted):
     q, k, v = make(60, 20, 12, 4, lead=(5,))
     k = k * torch.logspace(0, -2, 12)
-    alpha = torch.tensor([1.0, 1.0, 1.0, 1e-2, 1.0])
+    alpha = torch.tensor([1.0, 1.0, 1.0, 2e-3, 1.0])
     out, info = sigma_intention(q, k, v, alpha=alpha, return_info=True)
     assert counted == [True]
     assert [F.ROUTES[i] for i in info.route] == ["primal", "primal", "primal", "float64", "primal"]

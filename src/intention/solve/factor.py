@@ -21,8 +21,8 @@ class Limits(NamedTuple):
 
 
 # r estimates cond(Sigma) and is nearly free: Sigma's largest eigenvalue from above, by its trace and its norm, times
-# that of Sigma^-1 from below, by the largest entry of its diagonal where the inverse is made anyway or is small, else by
-# 1 / min diag(L)^2 and |Sigma^-1 b| / |b|. (Pivots alone miss a short first key, and what grows along a triangular
+# that of Sigma^-1 from below, by the largest entry of its diagonal where the inverse is made anyway or is small, else
+# by 1 / min diag(L)^2 and |Sigma^-1 b| / |b|. (Pivots alone miss a short first key, and what grows along a triangular
 # factor.) Measured on 4,000 float32 fuzz cases: the plain factor leaves .13 r eps in the median, .6 r eps in 95%; a
 # step of refinement less than 5e-6 in 99% of the d x d systems, up to r = 5000. Of the N x N ones it leaves as much as
 # it corrects, because V - K K'P rounds like the factor: they climb to float64 at once, and earlier.

@@ -11,7 +11,7 @@ from intention import checks
 from intention.solve.doors import no_autocast
 from intention.solve.factor import (
     EASY,
-    HARD,
+    LIMITS,
     SMALL_CORRECTION,
     Factor,
     cholesky,
@@ -163,7 +163,7 @@ def _climb(
         new, size = _refine(solve_rows(factor, r), p, r, a, c, factor)
         good = torch.ones_like(size, dtype=torch.bool)
         if code == FLOAT64 and known is None:
-            good = (factor.ratio < HARD[working]) & (size < SMALL_CORRECTION[dtype])
+            good = (factor.ratio < LIMITS[working, False].hard) & (size < SMALL_CORRECTION[dtype])
         where = todo[good]
         out[where] = new[good].to(dtype)
         report.route[where] = code

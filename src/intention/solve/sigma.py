@@ -84,7 +84,7 @@ def answer(problem: Problem, trusted: bool, keep: bool) -> tuple[Tensor, Tensor,
     query, key = problem.query, problem.key
     (batch, m), n = query.shape[:2], min(key.shape[1:])
     found = native.forward(problem, keep)
-    kept = matrix = query.new_empty(0)
+    kept, matrix = query.new_empty(0), query.new_empty(0)  # outputs of an operator must not be one tensor
     if found is not None:
         if keep:
             kept, matrix = _joined(found.kept, found.parts), found.matrix[:: found.parts]

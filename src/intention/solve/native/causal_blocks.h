@@ -209,5 +209,17 @@ T* keep(Int at, Int d, Int k, bool wide, const Work<T>& w, Arena& scratch, Kept*
     return static_cast<T*>(here.fits) + (d + k) * d + at % CHUNK * width;
 }
 
+// Fits that were made in double, in the precision of the call.
+template <class S>
+void narrow_kept(Int d, Int k, Arena& scratch, Kept& kept) {
+    const Int from_width = apart<double>(d, k), width = apart<S>(d, k), before = (d + k) * d;
+    const double* from = static_cast<const double*>(kept.fits);
+    S* to = scratch.take<S>(before + CHUNK * width);
+    for (Int i = 0; i < before; ++i) to[i] = S(from[i]);
+    for (Int i = 0; i < CHUNK; ++i)
+        for (Int j = 0; j < d + k; ++j) to[before + i * width + j] = S(from[before + i * from_width + j]);
+    kept = {to, false};
+}
+
 }  // namespace
 }  // namespace INTENTION_ARCH

@@ -11,6 +11,9 @@ constexpr Int LONGEST = 512;  // tokens between two Gram matrices that are facto
 // that later tokens hardly ever change the precision of earlier ones; and where the products k P lose a factor of 8 at
 // most. The first tokens of all are fitted in double.
 constexpr double EASY_BEFORE = 10, GROWTH = 3, LITTLE = 8;
+// Up to this ratio the gradients of the first tokens are made in float from their fits in double, if what follows is easy
+// and there are values: without them P enters twice, and more is lost.
+constexpr double GENTLE = 200;
 
 // Answers of a chunk, or, with `kept`, its fits.
 template <class T, class S>
@@ -74,6 +77,7 @@ Outcome run(const Sequence<S>& s, const double* gram, const double* cross, Arena
     if (gram && s.k) __builtin_memcpy(sums.cross, cross, s.d * s.k * sizeof(double));
     constexpr double eps = sizeof(S) == 4 ? 1.1920928955078125e-07 : 2.220446049250313e-16;
     Outcome found = {0, 0, false};
+    Int begun = -1;  // where the first chunk is, if it may be narrowed
     for (Int at = 0, seen = 0, count = 0; at < s.n; at += count) {
         if (sums.empty && !counted(s, at, smaller(CHUNK, s.n - at))) {
             count = smaller(CHUNK, s.n - at);
@@ -87,6 +91,7 @@ Outcome run(const Sequence<S>& s, const double* gram, const double* cross, Arena
         if (sums.empty) {
             run_first<S>(s, at, count, sums, last, start, wide, scratch, out, kept);
             found.wide = sizeof(S) == 4;
+            if (kept && s.k && sizeof(S) == 4 && largest.after * top < GENTLE) begun = at;
         } else {
             const bool steady = sizeof(S) == 8 || (largest.before > s.alpha && largest.after < GROWTH * largest.before);
             top = steady ? fit_before<S, S>(s, sums, narrow) : 0.0;
@@ -97,9 +102,11 @@ Outcome run(const Sequence<S>& s, const double* gram, const double* cross, Arena
                 found.wide = true;
             } else {
                 smallest = eps;
+                for (Int i = begun; begun >= 0 && i < at; i += CHUNK) narrow_kept<S>(s.d, s.k, scratch, kept[i / CHUNK]);
                 run_chunk<S, S>(s, at, count, sums, last, narrow, scratch, out, kept);
             }
         }
+        if (begun < at) begun = -1;
         // eigenvalues are at least diagonal entries: of Sigma after the chunk, of its inverse before it
         const double ratio = largest.after * top, error = ratio * smallest;
         found.ratio = worse(found.ratio, ratio), found.error = worse(found.error, error);

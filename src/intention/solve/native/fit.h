@@ -36,7 +36,8 @@ const T* which_count(Int n, const T* sigma, Int size, Arena& arena) {
     return counts;
 }
 
-// The largest eigenvalue is at most m + s sqrt(n - 1), with the mean m of all and their spread s, n s^2 = |Sigma - m I|^2.
+// The largest eigenvalue is at most m + s sqrt(n - 1), with the mean m of all and their spread s,
+// n s^2 = |Sigma - m I|^2.
 template <class T>
 T largest_eigenvalue(Int n, const T* sigma, Int size, const T* counts) {
     constexpr Int W = WIDTH<T>;

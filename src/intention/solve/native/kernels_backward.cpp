@@ -148,7 +148,8 @@ void weight_gradient_dual(const RidgeArguments& a, const Task<T>& t, In<T> key, 
     const Int n = a.points, d = a.features, k = a.columns;
     T largest = 0;
     for (Int i = 0; i < n; ++i) largest = larger(largest, t.head.weight[i]);
-    const Mat<T> z = columns<T>(d, k, t.as_rows, arena), kz = rows_of(arena.take<T>(k), k), kw = rows_of(arena.take<T>(k), k);
+    const Mat<T> z = columns<T>(d, k, t.as_rows, arena), kz = rows_of(arena.take<T>(k), k),
+                 kw = rows_of(arena.take<T>(k), k);
     bool known = false;
     for (Int i = 0; i < n; ++i) {
         out[i] = 0;
@@ -302,11 +303,12 @@ void pull(const RidgeArguments& a, Task<T>& t, In<T> grad, const Wanted<T>& out,
 // With what the forward left behind
 template <class T>
 void pull_saved(const RidgeArguments& a, Int b, Int n, const Wanted<T>& out, Arena& arena) {
+    const Int k = a.columns;
     Task<T> t;
     t.head = head_of<T>(a, b);
     if (a.intercept) centre(a, t.head, arena);
     t.as_rows = !a.inverse;
-    t.coef = laid_out<T>(n, a.columns, rows_of(static_cast<const T*>(a.coef) + b * n * a.columns, a.columns), t.as_rows, arena);
+    t.coef = laid_out<T>(n, k, rows_of(static_cast<const T*>(a.coef) + b * n * k, k), t.as_rows, arena);
     t.solve = saved_solver<T>(a, b, n, arena);
     t.refined = entry<T>(a.backward.route, b, 0) == REFINED;
     pull(a, t, matrix_of<T>(a.backward.grad, b, a.inner), out, arena);
@@ -328,12 +330,18 @@ void pull_wide(const RidgeArguments& a, Int b, Int n, const Wanted<T>& out, Aren
     }
     t.coef = coef;
     const auto room = [&](T* wanted, Int count) { return wanted ? arena.take<double>(count) : nullptr; };
-    const Wanted<double> wide = {room(out.query, m * d), room(out.key, a.points * d), room(out.value, a.points * k),
-                                 room(out.weight, a.points), room(out.alpha, 1), room(out.alpha_terms, 1), room(out.gain, 1)};
+    const Int rows = a.points;
+    const Wanted<double> wide = {room(out.query, m * d),   room(out.key, rows * d), room(out.value, rows * k),
+                                 room(out.weight, rows),   room(out.alpha, 1),      room(out.alpha_terms, 1),
+                                 room(out.gain, 1)};
     pull(a, t, widened(m, k, matrix_of<T>(a.backward.grad, b, a.inner), arena), wide, arena);
-    narrowed(m * d, wide.query, out.query), narrowed(a.points * d, wide.key, out.key);
-    narrowed(a.points * k, wide.value, out.value), narrowed(a.points, wide.weight, out.weight);
-    narrowed(1, wide.alpha, out.alpha), narrowed(1, wide.alpha_terms, out.alpha_terms), narrowed(1, wide.gain, out.gain);
+    narrowed(m * d, wide.query, out.query);
+    narrowed(rows * d, wide.key, out.key);
+    narrowed(rows * k, wide.value, out.value);
+    narrowed(rows, wide.weight, out.weight);
+    narrowed(1, wide.alpha, out.alpha);
+    narrowed(1, wide.alpha_terms, out.alpha_terms);
+    narrowed(1, wide.gain, out.gain);
 }
 
 // alpha's gradient is a sum that may cancel: where little of its terms is left, it is made in double.

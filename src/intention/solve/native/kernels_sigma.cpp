@@ -98,7 +98,7 @@ template <class T>
 bool trusted(const RidgeArguments& a, T ratio, bool refined, T size, T rounding) {
     constexpr T GOOD = 30;
     if (sizeof(T) == 8) rounding *= ratio < GOOD ? 0 : refined ? 1 : ratio;
-    return rounding <= T(MOVED_SCORE) && size < T(a.small_correction);
+    return rounding <= T(MOVED_SCORE) && size < T(a.step);
 }
 
 // All queries of one element. SOME_LEFT: a refinement step, or the rounding of scores, was too large. Where there are

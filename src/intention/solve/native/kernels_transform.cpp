@@ -50,7 +50,7 @@ Status move(const RidgeArguments& a, const Fit<T>& f, Int b, Arena& arena) {
     if (!(ratio < T(a.hard))) return SOME_LEFT;
     report[0] = FLOAT64;
     report[2] = solve_refined<T>(a, {f.key, f.head.alpha, f.head.gain, f.solve, true}, f.head.query, out, arena);
-    return report[2] < T(a.small_correction) ? SOME_REFINED : SOME_LEFT;
+    return report[2] < T(a.step) ? SOME_REFINED : SOME_LEFT;
 }
 
 template <class T>
