@@ -50,16 +50,16 @@ def passes(answer: Callable[..., Any], inputs: list[Tensor], grad: bool) -> Call
     return lambda: torch.autograd.grad(answer(*leaves), leaves, upstream)
 
 
+def at(alpha: float) -> Callable[..., Any]:
+    return lambda query, key, value: F.intention(query, key, value, alpha=alpha)
+
+
 def alphas(seconds: float) -> list[dict[str, Any]]:
     found = []
     for n in POINTS:
         inputs = ops.make((32, n, n, 64, 64), False)
-
-        def at(alpha: float) -> Callable[..., Any]:
-            return lambda q, k, v: F.intention(q, k, v, alpha=alpha)
-
-        q, k, v = inputs
-        infos: dict[float, Any] = {a: F.intention(q, k, v, alpha=a, return_info=True)[1] for a in ALPHAS}
+        query, key, value = inputs
+        infos: dict[float, Any] = {a: F.intention(query, key, value, alpha=a, return_info=True)[1] for a in ALPHAS}
         routes = {f"{a:g}": Counter(F.ROUTES[r] for r in i.route.flatten().tolist()) for a, i in infos.items()}
         for grad in (False, True):
             calls: Timed = {"sdpa": passes(TF.scaled_dot_product_attention, inputs, grad)}
