@@ -50,13 +50,14 @@ def passes(answer: Callable[..., Any], inputs: list[Tensor], grad: bool) -> Call
     return lambda: torch.autograd.grad(answer(*leaves), leaves, upstream)
 
 
+def at(alpha: float) -> Callable[..., Any]:
+    return lambda q, k, v: F.intention(q, k, v, alpha=alpha)
+
+
 def alphas(seconds: float) -> list[dict[str, Any]]:
     found = []
     for n in POINTS:
         inputs = ops.make((32, n, n, 64, 64), False)
-
-        def at(alpha: float) -> Callable[..., Any]:
-            return lambda q, k, v: F.intention(q, k, v, alpha=alpha)
 
         q, k, v = inputs
         infos: dict[float, Any] = {a: F.intention(q, k, v, alpha=a, return_info=True)[1] for a in ALPHAS}
