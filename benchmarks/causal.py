@@ -106,16 +106,21 @@ PADDINGS = {"left": slice(0, 341), "right": slice(683, 1024), "middle": slice(34
 def padded(seconds: float) -> dict[str, Any]:
     """16 heads x 1,024 tokens with a third of padding, as attn_mask (B, 1, 1, N); "none" has no mask."""
     own, moving = ([torch.randn(4, 4, 1024, D, requires_grad=grad) for _ in range(3)] for grad in (False, True))
-    upstream, masks = torch.randn(own[2].shape), {"none": None}
+    upstream, masks = torch.randn(own[2].shape), dict[str, Tensor | None](none=None)
     for name, where in PADDINGS.items():
-        masks[name] = torch.ones(4, 1, 1, 1024, dtype=torch.bool)
-        masks[name][..., where] = False
+        there = torch.ones(4, 1, 1, 1024, dtype=torch.bool)
+        there[..., where] = False
+        masks[name] = there
+
+    def answer(inputs: list[Tensor], mask: Tensor | None) -> Any:
+        query, key, value = inputs
+        return F.intention(query, key, value, mask, is_causal=True)
 
     def forward(mask: Tensor | None) -> Any:
-        return lambda: F.intention(*own, mask, is_causal=True)
+        return lambda: answer(own, mask)
 
     def both(mask: Tensor | None) -> Any:
-        return lambda: torch.autograd.grad(F.intention(*moving, mask, is_causal=True), moving, upstream)
+        return lambda: torch.autograd.grad(answer(moving, mask), moving, upstream)
 
     with torch.no_grad():
         found = {"fwd": medians({name: forward(mask) for name, mask in masks.items()}, seconds)}

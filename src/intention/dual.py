@@ -158,6 +158,7 @@ class Dual:
         if gain is not None:
             y = gain[..., None, None] * y
             alpha = alpha / torch.where(gain > 0, gain, 1.0)[..., None, None]
+        last = y
         if self.inner.kernel is None:
             y, last = self._refined(query, y, alpha)
         penalty = alpha * y if self.weight is None else self._penalty(alpha, y, x)

@@ -210,7 +210,7 @@ def _mask(
         batch_size=batch_size,
         q_length=q_length,
         kv_length=kv_length,
-        q_offset=q_offset,
+        q_offset=q_offset,  # type: ignore[arg-type] - a tensor with static caches
         kv_offset=kv_offset,
         mask_function=mask_function,
         attention_mask=attention_mask,

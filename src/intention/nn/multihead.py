@@ -311,7 +311,7 @@ class MultiheadIntention(Multihead, HoldsAlpha):
                 f"a stream needs the covariance 'ridge' or 'convex' and a fixed or LearnableAlpha, got "
                 f"{self.covariance!r} and {type(self.alpha).__name__}"
             )
-        alpha = self.alpha() if isinstance(self.alpha, LearnableAlpha) else self.alpha
+        alpha: Any = self.alpha() if isinstance(self.alpha, LearnableAlpha) else self.alpha
         alpha = default_alpha(self.covariance) if alpha is None else alpha
         alpha = alpha if isinstance(alpha, Tensor) else torch.tensor(float(alpha), dtype=torch.float64)
         numbers = seen + torch.arange(1, query.shape[-2] + 1, device=query.device).unsqueeze(-1)
