@@ -9,7 +9,10 @@ import torch
 from torch import Tensor
 
 from intention import checks
+from intention.solve.doors import eager, gradient_free
 from intention.solve.each import triangle
+
+_BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
 
 
 class Counted(NamedTuple):
@@ -84,7 +87,13 @@ def drop_points(weight: Tensor | None, lead: tuple[int, ...], like: Tensor, p: f
 
 def fill(x: Tensor, keep: Tensor | None) -> Tensor:
     """Zeros where a point is masked, so that what it holds (NaN included) cannot matter."""
-    return x if keep is None else torch.where(keep.unsqueeze(-1), x, 0.0)
+    if keep is None:
+        return x
+    keep = keep.unsqueeze(-1)
+    if type(x) is Tensor and x.is_cpu and x.dtype in _BITS and eager() and gradient_free(x):
+        bits = _BITS[x.dtype]  # a quarter of the time of torch.where, which looks at every entry of the mask it repeats
+        return (x.view(bits) & -keep.to(bits)).view(x.dtype)
+    return torch.where(keep, x, 0.0)
 
 
 def as_weight(mask: Tensor, dtype: torch.dtype) -> Tensor:
