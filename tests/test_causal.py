@@ -30,10 +30,10 @@ def prefix_solves(
     query: Tensor, key: Tensor, value: Tensor, alpha: float, at: list[int], gamma: Tensor | None = None
 ) -> Tensor:
     """The answers of the tokens `at`, each by a float64 solve of its own prefix."""
+    alpha = float(torch.tensor(alpha, dtype=key.dtype))  # what the tokens' precision makes of it
     query, key, value = query.double(), key.double(), value.double()
     total = torch.zeros(key.shape[:2], dtype=D) if gamma is None else gamma.double().log().cumsum(1)
     eye = torch.eye(key.shape[-1], dtype=D)
-    alpha = float(torch.tensor(alpha))  # what float32 makes of it
     outs = []
     for t in at:
         k, v = key[:, : t + 1], value[:, : t + 1]
@@ -412,6 +412,23 @@ def test_low_rank_keys_do_not_go_query_by_query(monkeypatch: pytest.MonkeyPatch)
     grad = torch.randn_like(out)
     for got, expected in zip(*(torch.autograd.grad(x, own[:3], grad) for x in (out, want)), strict=True):
         assert float((got - expected).norm() / expected.norm()) < 1e-5
+
+
+def test_only_chunks_with_new_directions_go_token_by_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Low-rank keys: the first; and those at which a direction comes that none before had."""
+    slow, read = [], rooted._read_tokens
+    monkeypatch.setattr(rooted, "_read_tokens", lambda *args: slow.append(args[2].shape[:-2].numel()) or read(*args))
+    n, d = 2003, 17
+    inner, query, value = torch.randn(1, n, 3), torch.randn(1, n, d), torch.randn(1, n, 2)
+    inner[:, :1201, 2] = 0.0
+    key = 10 * inner @ torch.linalg.qr(torch.randn(d, 3)).Q.mT
+    at = [0, 1, 37, 1200, 1201, 1202, n - 1]
+    out = causal_intention(query, key, value, alpha=1e-6)
+    want = torch.cat(
+        [F.intention(*(x[:, : t + 1].double() for x in (query, key, value)), alpha=1e-6)[:, t:] for t in at], 1
+    )
+    assert sum(slow) == 2
+    torch.testing.assert_close(out[:, at].double(), want, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("gamma", [None, 0.95])

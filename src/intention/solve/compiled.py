@@ -265,13 +265,16 @@ def _causal_backward(
     way: Tensor,
     transposed: bool,
     needs: Sequence[bool],
-) -> list[Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Nine, empty where not asked for: is_grads_batched takes no list."""
     nine = query, key, value, weight, alpha, gain, gram, cross, log_decay
-    return _some(sequence.causal_pull(grad, nine, way, transposed), needs)
+    found = iter(_some(sequence.causal_pull(grad, nine, way, transposed), needs))
+    return tuple(next(found) if need else grad.new_empty(0) for need in needs)  # type: ignore[return-value]
 
 
 def _causal_backward_fake(grad: Any, *rest: Any) -> Any:
-    return _like(rest[:9], rest[-1])
+    found = iter(_like(rest[:9], rest[-1]))
+    return tuple(next(found) if need else grad.new_empty(0) for need in rest[-1])
 
 
 def _causal_setup(ctx: Any, inputs: Any, output: Any) -> None:
@@ -281,7 +284,8 @@ def _causal_setup(ctx: Any, inputs: Any, output: Any) -> None:
 def _causal_grad(ctx: Any, grad: Any, *_: Any) -> Any:
     saved = ctx.saved_tensors
     needs = _needed(ctx, saved[:9])
-    return _spread(ctx, torch.ops.intention.causal_backward(grad, *saved, False, needs), needs)
+    found = torch.ops.intention.causal_backward(grad, *saved, False, needs)
+    return tuple(x if need else None for x, need in zip(found, needs, strict=True))
 
 
 def _sigma(

@@ -6,7 +6,7 @@
 No Gram matrix is formed, so the condition of R_t is the root of that of A_t: for sequences that sums in float64 do not
 serve (low-rank keys beside a small alpha), and decays so strong that a chunk is nearly empty. A chunk starts from the
 factor of all before it. Inside, tokens have a factor each, of this one and of few rows; or, where no token forgets and
-one chunk alone has a moderate condition, with K = sqrt(c w) k R^-1 and V = sqrt(w) v,
+the chunk does not bring what those before it had not, with K = sqrt(c w) k R^-1 and V = sqrt(w) v,
 
     L L' = I + K K',   E = L^-1 K,   F = L^-1 (V - K Y)
     R A_t^-1 R' = I - E_{<=t}'E_{<=t},   R W_t = Y + E_{<=t}'F_{<=t}
@@ -22,7 +22,7 @@ from torch import Tensor
 from intention.solve.causal import Tokens, chunked, half_solve
 from intention.solve.ladder import has_float64
 
-LENGTH, BLOCK = 32, 16  # tokens of a chunk, and chunks of a block
+LENGTH = 32  # tokens of a chunk
 AT_ONCE = 1 << 22  # numbers in the matrices that are factored at once (32 MiB)
 MODERATE = 1e9  # condition of I + K K'
 
@@ -42,21 +42,18 @@ def rooted(tokens: Tokens, log_decay: Tensor | None, transposed: bool) -> tuple[
     total = steps.cumsum(-1).unsqueeze(-1) / 2  # of roots of decays
     floor = own.alpha.squeeze(1).sqrt() * torch.eye(d, rows.shape[-1], dtype=wide, device=rows.device)
     start = _root(tokens, gain, rows.shape[-1])
-    added = rows[..., :d].square().sum((2, 3)).amax(1) / own.alpha.view(-1)  # bounds K K', as R'R >= alpha I
-    together = log_decay is None and bool((added < MODERATE).all())  # looks at the host
-    if together:
-        start = torch.linalg.qr(torch.cat([floor, start], 1), mode="r").R[:, :d]
+    if log_decay is None:
+        start = _shortened(torch.cat([floor, start], 1), d)
     starts = _starts(start, rows, total)
     step = max(1, AT_ONCE // (batch * LENGTH * (2 * d + LENGTH) * rows.shape[-1]))
     found = []
     for first in range(0, rows.shape[1], step):
         some = slice(first, first + step)
-        x, before, inside = own.query[:, some], starts[:, some], rows[:, some]
-        if together:
-            found.append((_read_chunks(x, before, inside, transposed), _ratio(before[..., :d], inside[..., :d])))
+        part = own.query[:, some], starts[:, some], rows[:, some]
+        if log_decay is None:
+            found.append(_read_chunks(*part, transposed))
         else:
-            factor = _factors(floor, before, inside, total[:, some])
-            found.append((_read(x, factor, own.value is not None, transposed), _ratio(factor[..., :d]).amax(-1)))
+            found.append(_read_tokens(*part, transposed, total[:, some], floor.view(batch, 1, 1, d, -1)))
     out = torch.cat([one for one, _ in found], 1)
     if own.value is not None:
         out = out / torch.where(gain > 0, gain, 1.0)
@@ -80,60 +77,53 @@ def _root(tokens: Tokens, gain: Tensor, width: int) -> Tensor:
 
 
 def _starts(start: Tensor, rows: Tensor, total: Tensor) -> Tensor:
-    """(B, n, d, d + k): the factor of the tokens before each chunk, from `start`.
-
-    Every QR adds rounding, so that few follow each other: block by block, and in a block each chunk by itself.
-    """
-    found, d, ends = [], start.shape[1], total[:, :, -1:].cumsum(1)
-    for first in range(0, rows.shape[1], BLOCK):
-        here, end = rows[:, first : first + BLOCK], ends[:, first : first + BLOCK]
-        origin = ends[:, first - 1 : first] if first else torch.zeros_like(end[:, :1])
-        own = total[:, first : first + BLOCK]
-        at = (end - own[:, :, -1:] + own).flatten(1, 2)
-        until = torch.cat([origin, end], 1)  # before each chunk, and at the end of the block
-        n, size = here.shape[1], here.shape[1] * here.shape[2]
-        seen = torch.arange(size, device=rows.device) < here.shape[2] * torch.arange(n + 1, device=rows.device)[:, None]
-        share = torch.where(seen, until.squeeze(-1) - at.mT, -torch.inf).exp()  # (B, n + 1, tokens)
-        stack = torch.cat(
-            [
-                (until - origin).exp() * start.unsqueeze(1),
-                share.unsqueeze(-1) * here.flatten(1, 2).unsqueeze(1),
-            ],
-            2,
-        )
-        factors = torch.linalg.qr(stack, mode="r").R[:, :, :d]
-        found.append(torch.cat([start.unsqueeze(1), factors[:, 1:-1]], 1))
-        start = factors[:, -1]
-    return torch.cat(found, 1)
+    """(B, n, d, d + k): the factor of the tokens before each chunk, from `start`."""
+    end, d = total[:, :-1, -1:], start.shape[1]
+    own = _shortened((end - total[:, :-1]).exp() * rows[:, :-1], d)
+    fades = torch.cat([torch.ones_like(total[:, :1, :1]), end.exp()], 1)
+    return _prefixes(torch.cat([start.unsqueeze(1), own], 1), fades)
 
 
-def _factors(floor: Tensor, starts: Tensor, rows: Tensor, total: Tensor) -> Tensor:
-    """(B, n, C, d, d + k): [R_t, Y_t]"""
-    size, d = rows.shape[2], floor.shape[1]
-    share = (total - total.mT).tril().exp().tril()  # (B, n, C, C)
-    before = total.exp().unsqueeze(-1) * starts.unsqueeze(2)
-    inside = share.unsqueeze(-1) * rows.unsqueeze(2)
-    floor = floor.view(len(floor), 1, 1, d, -1).expand(*rows.shape[:2], size, d, rows.shape[-1])
-    return torch.linalg.qr(torch.cat([floor, before, inside], -2), mode="r").R[..., :d, :]
+def _prefixes(factors: Tensor, fades: Tensor) -> Tensor:
+    """(B, n, d, d + k): of all up to each, by a tree: every QR adds rounding, and few follow each other."""
+    n = factors.shape[1]
+    if n == 1:
+        return factors
+    first, second, fade = factors[:, : n - n % 2 : 2], factors[:, 1::2], fades[:, 1::2]
+    pairs = _prefixes(_joined(first, second, fade), fades[:, : n - n % 2 : 2] * fade)
+    out = torch.empty_like(factors)
+    out[:, 0], out[:, 1::2] = factors[:, 0], pairs
+    out[:, 2::2] = _joined(pairs[:, : (n - 1) // 2], factors[:, 2::2], fades[:, 2::2])
+    return out
 
 
-def _read(x: Tensor, factor: Tensor, values: bool, transposed: bool) -> Tensor:
-    d = factor.shape[-2]
-    root, rest = factor[..., :d], factor[..., d:]
-    x = x.unsqueeze(-1)
-    if not transposed:
-        x = torch.linalg.solve_triangular(root.mT, x, upper=False)
-        if values:
-            return (rest.mT @ x).squeeze(-1)
-    else:
-        x = rest @ x
-    return torch.linalg.solve_triangular(root, x, upper=True).squeeze(-1)
+def _joined(first: Tensor, second: Tensor, fade: Tensor) -> Tensor:
+    """The factor of both, the first having faded."""
+    return _shortened(torch.cat([fade * first, second], 2), first.shape[2])
 
 
-def _read_chunks(x: Tensor, starts: Tensor, rows: Tensor, transposed: bool) -> Tensor:
+def _shortened(rows: Tensor, d: int) -> Tensor:
+    """d rows, of the same products of the first d columns with all."""
+    if rows.shape[-2] <= d:
+        return torch.nn.functional.pad(rows, (0, 0, 0, d - rows.shape[-2]))
+    return torch.linalg.qr(rows, mode="r").R[..., :d, :]
+
+
+def _read_chunks(x: Tensor, starts: Tensor, rows: Tensor, transposed: bool) -> tuple[Tensor, Tensor]:
+    """Answers (B, n, C, ...) and conditions (B, n) of chunks without decays, alpha being in `starts`."""
     d = starts.shape[-2]
-    root, before, value = starts[..., :d], starts[..., d:], rows[..., d:]
-    key = _over(rows[..., :d], root)
+    key = _over(rows[..., :d], starts[..., :d])
+    out, ratio = _read_together(x, key, starts, rows[..., d:], transposed), _ratio(starts[..., :d], rows[..., :d])
+    alone = (~(key.square().sum((2, 3)) < MODERATE)).nonzero(as_tuple=True)  # looks at the host
+    if alone[0].numel():
+        still = torch.zeros_like(rows[alone][..., :1])
+        out[alone], ratio[alone] = _read_tokens(x[alone], starts[alone], rows[alone], transposed, still)
+    return out, ratio
+
+
+def _read_together(x: Tensor, key: Tensor, starts: Tensor, value: Tensor, transposed: bool) -> Tensor:
+    d = starts.shape[-2]
+    root, before = starts[..., :d], starts[..., d:]
     inner = key @ key.mT
     inner.diagonal(0, -2, -1).add_(1.0)
     pair = half_solve(torch.linalg.cholesky_ex(inner).L, torch.cat([key, value - key @ before], -1))  # [E, F]
@@ -148,13 +138,29 @@ def _read_chunks(x: Tensor, starts: Tensor, rows: Tensor, transposed: bool) -> T
     return torch.linalg.solve_triangular(root, out.mT, upper=True).mT
 
 
+def _read_tokens(
+    x: Tensor, starts: Tensor, rows: Tensor, transposed: bool, total: Tensor, floor: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Answers (..., C, ...) and conditions (...) of chunks by a factor [R_t, Y_t] of each token."""
+    d = starts.shape[-2]
+    share = (total - total.mT).tril().exp().tril()  # (..., C, C)
+    stack = [total.exp().unsqueeze(-1) * starts.unsqueeze(-3), share.unsqueeze(-1) * rows.unsqueeze(-3)]
+    if floor is not None:
+        stack.insert(0, floor.expand_as(stack[0]))
+    factor = torch.linalg.qr(torch.cat(stack, -2), mode="r").R[..., :d, :]
+    root, rest, x = factor[..., :d], factor[..., d:], x.unsqueeze(-1)
+    x = rest @ x if transposed else torch.linalg.solve_triangular(root.mT, x, upper=False)
+    x = torch.linalg.solve_triangular(root, x, upper=True) if transposed or not rest.shape[-1] else rest.mT @ x
+    return x.squeeze(-1), _ratio(root).amax(-1)
+
+
 def _over(x: Tensor, root: Tensor) -> Tensor:
     """x R^-1"""
     return torch.linalg.solve_triangular(root, x, upper=True, left=False)
 
 
 def _ratio(root: Tensor, added: Tensor | None = None) -> Tensor:
-    """(B, n, ...): of diagonal entries of A_t, after `added` rows, and of its factor before them."""
+    """(...): of diagonal entries of A_t, after `added` rows, and of its factor before them."""
     largest, smallest = root.square().sum(-2), root.diagonal(0, -2, -1).square().amin(-1)
     largest = largest if added is None else largest + added.square().sum(-2)
     return largest.amax(-1) / smallest

@@ -113,12 +113,12 @@ def fits(nine: Nine, transposed: bool, note: Note) -> tuple[Tensor, Tensor, Tens
     out, packed, settled = _in_chunks(tokens, log_decay, transposed)
     condition, error = packed[:, 1], packed[:, 2]
     if settled:
-        way = torch.zeros_like(condition, dtype=torch.int8)
-        return out, packed, way if tokens.weight is None else way + (condition >= STEEP_RATIO) * STEEP
+        flat = torch.zeros_like(condition, dtype=torch.int8)
+        return out, packed, flat if tokens.weight is None else _steep(condition)
     limit = FADING_RATIO if log_decay is not None and (transposed or tokens.value is None) else SEQUENCE_RATIO
     usable = screen(tokens.alpha, tokens.weight, tokens.alpha, tokens.gain)
     hard = ~(condition + 0 * usable < limit) | ~(error < SEQUENCE_ERROR)
-    way = (condition >= STEEP_RATIO).to(torch.int8) * STEEP
+    way = _steep(condition)
     if not bool(hard.any()):
         return out.contiguous(), packed, way
     finite = torch.isfinite(tokens.key).flatten(1).all(-1)
@@ -133,6 +133,10 @@ def fits(nine: Nine, transposed: bool, note: Note) -> tuple[Tensor, Tensor, Tens
         note.report = Report(*(x[good] for x in report))
     note.far = note.far or far.numel() > 0
     return out.index_fill(0, far, 0.0).contiguous(), packed, way.index_fill(0, far, FAR)
+
+
+def _steep(condition: Tensor) -> Tensor:
+    return (condition >= STEEP_RATIO).to(torch.int8) * STEEP
 
 
 def _in_chunks(tokens: Tokens, log_decay: Tensor | None, transposed: bool) -> tuple[Tensor, Tensor, bool]:
@@ -330,8 +334,8 @@ class Causal(Door):
         *nine, way = ctx.saved_tensors
         if legacy_batched(grad):
             needs = [need and x is not None for need, x in zip(ctx.needs_input_grad, nine, strict=False)]
-            pulled = iter(torch.ops.intention.causal_backward(grad, *nine, way, ctx.transposed, needs))
-            found = tuple(next(pulled) if need else None for need in needs)
+            pulled = torch.ops.intention.causal_backward(grad, *nine, way, ctx.transposed, needs)
+            found = tuple(x if need else None for x, need in zip(pulled, needs, strict=True))
         elif unobserved():
             found = pull_first(grad, tuple(nine), way, ctx.transposed, ctx.needs_input_grad[3])
         else:
