@@ -780,3 +780,18 @@ def test_every_scale_of_the_scores(scale):
     torch.testing.assert_close(got, want)
     for a, b in zip(*(torch.autograd.grad(x.square().sum(), leaves) for x in (got, want)), strict=True):
         torch.testing.assert_close(a, b)
+
+
+def test_points_of_a_class_that_lie_far_from_0():
+    """Fewer points than features: a Gram of the keys as they are has rounded away what lies between those of a class."""
+    n, d = 23, 41
+    key = torch.logspace(0, -6, n, dtype=D).unsqueeze(-1) * torch.linalg.qr(randn(d, n))[0].mT
+    key, query, alpha = torch.linalg.qr(randn(n, n))[0] @ key + 2e2, randn(5, d), torch.tensor(1e-6, dtype=D)
+    value = torch.nn.functional.one_hot(torch.arange(n) % 3).to(D)
+    leaves = [x.requires_grad_() for x in (query, key, alpha)]
+    got = F.intention(query, key, value, alpha=alpha, covariance="within")
+    want = oracle.intention(query, key, value, torch.ones(n, dtype=D), alpha, covariance="within")
+    assert off(got, want) < 1e-6
+    upstream = randn(5, 3)
+    for a, b in zip(*(torch.autograd.grad(x, leaves, upstream) for x in (got, want)), strict=True):
+        assert off(a, b) < 1e-5
