@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import intention
+from fuzz import oracle
 from intention import functional as F
 from intention.discriminant import lda, ls_svm, qda
 from intention.solve.inverse import inverse
@@ -753,3 +754,44 @@ def test_a_state_without_its_weights_is_not_whole():
     del state["weight"]
     with pytest.raises(ValueError, match="not the whole state"):
         intention.Context.from_state_dict(state)
+
+
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"weight": torch.ones(23)}, {"intercept": True}])
+@pytest.mark.parametrize("n", [23, 11])
+def test_a_scale_does_not_round_the_queries_before_they_meet_sigma(n, options):
+    """Keys far from 0 and a small alpha: eps |q| |Sigma^-1 k| is many times a score."""
+    key, value = (randn(n, 17) + 9e3).float(), randn(n, 5).float()
+    query = (randn(13, n) @ key.double() / n**0.5).float()
+    count = torch.ones(13, n, dtype=D).tril() if "is_causal" in options else torch.ones(13, n, dtype=D)
+    passed = options | ({"weight": options["weight"][:n]} if "weight" in options else {})
+    rest = {"scale": 0.7, "intercept": "intercept" in options}
+    for name in ("sigma_intention", "intention"):
+        wide = [x.double() for x in (query, key, value)]
+        want = oracle.each(getattr(oracle, name), *wide, count, torch.tensor(1e-4, dtype=D).expand(()), **rest)
+        assert off(getattr(F, name)(query, key, value, alpha=1e-4, scale=0.7, **passed), want) < 1e-5
+
+
+@pytest.mark.parametrize("scale", [-0.7, 0.0, 1e-30, 0.7, 1e4])
+def test_every_scale_of_the_scores(scale):
+    query, key, value, alpha = randn(3, 5, 7), randn(3, 11, 7), randn(3, 11, 2), torch.tensor(0.1, dtype=D)
+    leaves = [x.requires_grad_() for x in (query, key, value, alpha)]
+    got = F.sigma_intention(query, key, value, alpha=alpha, scale=scale)
+    want = oracle.sigma_intention(query, key, value, torch.ones(3, 11, dtype=D), alpha.expand(3), scale=scale)
+    torch.testing.assert_close(got, want)
+    for a, b in zip(*(torch.autograd.grad(x.square().sum(), leaves) for x in (got, want)), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_points_of_a_class_that_lie_far_from_0():
+    """Fewer points than features: a Gram of the keys as they are has rounded away what lies between those of a class."""
+    n, d = 23, 41
+    key = torch.logspace(0, -6, n, dtype=D).unsqueeze(-1) * torch.linalg.qr(randn(d, n))[0].mT
+    key, query, alpha = torch.linalg.qr(randn(n, n))[0] @ key + 2e2, randn(5, d), torch.tensor(1e-6, dtype=D)
+    value = torch.nn.functional.one_hot(torch.arange(n) % 3).to(D)
+    leaves = [x.requires_grad_() for x in (query, key, alpha)]
+    got = F.intention(query, key, value, alpha=alpha, covariance="within")
+    want = oracle.intention(query, key, value, torch.ones(n, dtype=D), alpha, covariance="within")
+    assert off(got, want) < 1e-6
+    upstream = randn(5, 3)
+    for a, b in zip(*(torch.autograd.grad(x, leaves, upstream) for x in (got, want)), strict=True):
+        assert off(a, b) < 1e-5

@@ -101,7 +101,16 @@ class Dual:
     def _within(self, gram: Tensor) -> Tensor:
         if self.labels is None:
             return gram
+        if self.inner.kernel is None:  # of points far from 0 the Gram has lost what lies between those of a class
+            return self._keys @ self._keys.mT
         return deviations(deviations(gram, self.labels, self.weight).mT, self.labels, self.weight)
+
+    def _reached(self, z: Tensor) -> Tensor:
+        """H K K'z, around the means of classes"""
+        assert self.labels is not None
+        if self.inner.kernel is None:
+            return self._keys @ (self.inner.key.mT @ z)
+        return deviations(self.inner.gram @ z, self.labels, self.weight)
 
     @lazy
     def _solved(self) -> tuple[Tensor, Tensor, Report]:
@@ -188,7 +197,7 @@ class Dual:
             y = y + step
         return y, (step @ key).square().sum(-1)
 
-    @property
+    @lazy
     def _keys(self) -> Tensor:
         """What Sigma is made of (..., N, d), of a linear fit"""
         return self.inner.key if self.labels is None else deviations(self.inner.key, self.labels, self.weight)
@@ -224,12 +233,12 @@ class Dual:
         gram, alpha = self.inner.gram, self.rule.alpha[..., None, None]
 
         def once(z: Tensor) -> Tensor:
-            seen = self._solved[0] @ deviations(gram @ z, self.labels, self.weight)  # type: ignore[arg-type]
+            seen = self._solved[0] @ self._reached(z)
             seen = seen if self.rule.gain is None else self.rule.gain[..., None, None] * seen
             return (z - self._back(seen)) / alpha
 
         def times_sigma(a: Tensor) -> Tensor:  # (c H'W H K K' + alpha I) a
-            seen = deviations(gram @ a, self.labels, self.weight)  # type: ignore[arg-type]
+            seen = self._reached(a)
             seen = seen if self.weight is None else self.weight.unsqueeze(-1) * seen
             seen = seen if self.rule.gain is None else self.rule.gain[..., None, None] * seen
             return self._back(seen) + alpha * a

@@ -227,8 +227,8 @@ def intention(
             return out, unpack(packed, plan.dual, out.dtype)
 
         if is_causal and not own_sigma and not intercept and solver == "auto":
-            query = inputs.query if scale == 1 else inputs.query * scale
-            out, report = in_chunks(inputs._replace(query=query), transform_only=False)
+            out, report = in_chunks(inputs, transform_only=False)
+            out = out if scale == 1 else out * scale
         else:
             out, report = per_query(inputs, counted.per_query, solve)
     else:
@@ -270,6 +270,7 @@ def sigma_intention(
     weights enter Sigma and, as log-weights, the softmax; `intercept` means Sigma of the centred keys.
     """
     checks.scale(scale)
+    scale = 1.0 if scale is None else float(scale)
     problem, plain = None, attn_mask is None and weight is None and solver == "auto" and not compiling()
     if plain and not (dropout_p or is_causal or enable_gqa or return_info or intercept):
         problem = plain_problem(query, key, value, alpha, covariance, solver)
@@ -279,8 +280,6 @@ def sigma_intention(
             return out
     call = prepare(query, key, value, attn_mask, 0.0, is_causal, enable_gqa, alpha, weight, covariance, solver)
     checks.probability(dropout_p)
-    if scale is not None:  # of the queries, so that the check of the scores sees it
-        call = call._replace(inputs=call.inputs._replace(query=call.inputs.query * float(scale)))
     inputs, counted = call.inputs, call.counted
     queries_differ = is_causal or counted.per_query is not None
     own_sigma = not on_keys(covariance)
@@ -288,13 +287,13 @@ def sigma_intention(
         estimated.check_estimated(covariance, solver, queries_differ, inputs.value, counted.seen())
     found = call.zeros() if call.empty else None
     if found is None and solver == "auto" and not (queries_differ or own_sigma or intercept or dropout_p):
-        found = fused(inputs) if counted.keep is None and problem is None else None
+        found = fused(inputs, scale) if counted.keep is None and problem is None else None
     if found is None:
-        moved, keys, report = _transformed(call, is_causal, covariance, intercept, solver)
+        moved, keys, report = _transformed(call, is_causal, covariance, intercept, solver, scale)
         moved, report, again = scored(moved, keys, report, solver)
         if again:
             call = call.double()
-            moved, keys, report = _transformed(call, is_causal, covariance, intercept, solver)
+            moved, keys, report = _transformed(call, is_causal, covariance, intercept, solver, scale)
             moved, report, _ = scored(moved, keys, report, solver)
             report = narrowed(report, inputs.key.dtype)
         found = counted_softmax(moved, keys, call.inputs.value, call.counted, dropout_p, is_causal), report
@@ -303,9 +302,20 @@ def sigma_intention(
 
 
 def _transformed(
+    call: Prepared, is_causal: bool, covariance: Covariance, intercept: bool, solver: str, scale: float
+) -> tuple[Tensor, Tensor, Report]:
+    """(queries, keys, report) whose products are the scores Q Sigma^-1 K' scale.
+
+    What is scaled are the transformed queries: a rounding of those that came would meet Sigma^-1.
+    """
+    moved, keys, report = _by_options(call, is_causal, covariance, intercept, solver)
+    return moved if scale == 1 else moved * scale, keys, report
+
+
+def _by_options(
     call: Prepared, is_causal: bool, covariance: Covariance, intercept: bool, solver: str
 ) -> tuple[Tensor, Tensor, Report]:
-    """(queries, keys, report) whose products are the scores Q Sigma^-1 K', by the route that the options need."""
+    """The same without the scale, by the route that the options need."""
     inputs, counted = call.inputs, call.counted
     keys = inputs.key
     weighed = inputs if counted.keep is None else weigh_mask(inputs, counted.keep)

@@ -20,30 +20,45 @@ from intention.solve.sigma import SMALL_ROUNDING, rounding, sigma
 from intention.solve.transform import transform
 
 LARGEST_EXPONENT = 80.0
+SMALLEST_SCALE = 1e-3  # in the kernel, where it divides Sigma; its inverse is the largest
 # How much of cond(Sigma) times rounding counts where a gradient is wanted: its error then stays below 1e-4.
 GRADIENTS = 0.1
 
 
-def fused(inputs: Inputs) -> tuple[Tensor, Report] | None:
+def fused(inputs: Inputs, scale: float) -> tuple[Tensor, Report] | None:
     """The whole answer in one compiled kernel, or None: an element is beyond it, a call is transformed, ..."""
     if inputs.weight is not None:
         return None
     flat, restore = layout.flatten(inputs)
-    found = sigma(*problem_of(flat))
+    problem, trusted = problem_of(flat)
+    scaled = _over_scale(problem, scale)
+    found = None if scaled is None else sigma(scaled, trusted)
     if found is None:
         return None
     return restore(found[0]), unflatten_report(found[1], is_dual("auto", inputs.key), inputs)
 
 
-def fused_plain(problem: Problem, scale: float | None, trusted: bool) -> Tensor | None:
+def fused_plain(problem: Problem, scale: float, trusted: bool) -> Tensor | None:
     """The same for a call without broadcasting, in a fraction of the time."""
-    if scale is not None:
-        problem = problem._replace(query=problem.query * float(scale))
+    scaled = _over_scale(problem, scale)
+    if scaled is None:
+        return None
+    problem = scaled
     if gradient_free(*problem):
         found = sigma(problem, trusted)
         return None if found is None else found[0]
     found = sigma(problem.expanded(), trusted)
     return None if found is None else found[0].reshape(*problem.query.shape[:-1], problem.value.shape[-1])
+
+
+def _over_scale(problem: Problem, scale: float) -> Problem | None:
+    """Sigma / scale in the place of Sigma: queries that are rounded once more move a score by eps |q| |Sigma^-1 k|."""
+    if scale == 1:
+        return problem
+    if not SMALLEST_SCALE <= scale <= 1 / SMALLEST_SCALE:
+        return None
+    gain = torch.ones_like(problem.alpha) if problem.gain is None else problem.gain
+    return problem._replace(alpha=problem.alpha / scale, gain=gain / scale)
 
 
 def transform_shared(inputs: Inputs, solver: str) -> tuple[Tensor, Tensor, Report]:
