@@ -265,3 +265,33 @@ def test_labels_are_integers():
             classify(key, labels.float())
     with pytest.raises(TypeError, match=r"value must have a floating-point dtype, got torch.int64.*one_hot\(value, "):
         intention.fit(key, labels.expand(2, 11))
+
+
+@pytest.mark.parametrize("make", [lambda *x: lda(*x), lambda *x: lda(*x, priors=torch.tensor([0.2, 0.3, 0.5]))])
+@pytest.mark.parametrize("d", [1, 5])
+def test_a_feature_that_is_constant_within_every_class_is_no_direction(make, d):
+    """Minimum norm is 0 there: alpha = 0 would divide by the rounding of the means."""
+    gen = torch.Generator().manual_seed(0)
+    labels = torch.arange(21) % 3
+    rest, query = torch.randn(21, d - 1, generator=gen, dtype=D), torch.randn(7, d, generator=gen, dtype=D)
+    key = torch.cat([torch.tensor([7.1, 2.3, 9.4], dtype=D)[labels].unsqueeze(-1), rest], -1)
+    want = make(rest, labels)(query[:, 1:]) if d > 1 else make(torch.zeros(21, 1, dtype=D), labels)(query)
+    torch.testing.assert_close(make(key, labels)(query), want)
+
+
+def test_a_class_that_does_not_vary_has_no_covariance_to_invert():
+    key = torch.tensor([7.1, 2.3, 9.4], dtype=D)[torch.arange(13) % 3].unsqueeze(-1)
+    with pytest.raises(ValueError, match="singular"):
+        qda(key, torch.arange(13) % 3)
+
+
+@pytest.mark.parametrize("shrinkage", [0.1, 1.0])
+def test_shrinkage_of_classes_of_one_point_adds_nothing(shrinkage):
+    """S = 0 has no trace: the logits are those of the pseudo-inverse, log priors."""
+    gen = torch.Generator().manual_seed(0)
+    key, query = torch.randn(3, 7, generator=gen, dtype=D), torch.randn(5, 7, generator=gen, dtype=D)
+    prior = torch.tensor([0.2, 0.3, 0.5], dtype=D)
+    got = lda(key, torch.arange(3), shrinkage=shrinkage, priors=prior)(query)
+    torch.testing.assert_close(got, prior.log().expand(5, 3))
+    with pytest.raises(ValueError, match="in which none of them varies"):
+        lda(key, torch.arange(3), shrinkage=0.1, route="total")

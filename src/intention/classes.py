@@ -90,12 +90,9 @@ def check_ddof(ddof: float, sizes: Tensor) -> None:
         )
 
 
-def all_regular(alpha: Any, shrinkage: Any) -> bool:
-    """Whether every problem is regularised, so that the N x N form exists."""
-    if not eager():
-        return True
-    some = torch.as_tensor(alpha).detach().cpu() > 0
-    return bool((some | (torch.as_tensor(shrinkage).detach().cpu() > 0)).all())
+def all_regular(rule: Rule) -> bool:
+    """Whether every problem is regularised, so that the N x N form exists: shrinkage of an S that is 0 adds nothing."""
+    return not eager() or bool((rule.alpha > 0).all())
 
 
 def threshold(threshold: Any, classes: int, device: torch.device) -> Tensor | None:

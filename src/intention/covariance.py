@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from intention import checks
+from intention.solve.centring import EPS, FLAT, value_zero
 from intention.solve.doors import eager
 
 Covariance = str | Callable[[Tensor, Tensor, Tensor | None], Tensor]
@@ -68,12 +69,16 @@ def class_shares(value: Tensor, weight: Tensor | None) -> Tensor:
 def deviations(x: Tensor, value: Tensor, weight: Tensor | None) -> Tensor:
     """The rows of x (..., N, anything) minus the mean of their class; 0 in a class that has no weight.
 
+    What is constant within a class deviates by exactly 0, with the derivative of x - mean: alpha = 0 divides by rounding.
+
     >>> x, labels = torch.tensor([[1.0], [3.0], [10.0]]), torch.tensor([[1.0, 0], [1, 0], [0, 1]])
     >>> deviations(x, labels, None).flatten().tolist()
     [-1.0, 1.0, 0.0]
     """
+    size = x.detach().abs()
     for _ in range(2):  # the second pass removes the rounding of the first means
         x = x - value @ (class_shares(value, weight) @ x)
+    x = value_zero(x, x.detach().abs() <= FLAT * EPS * size)
     return x if weight is None else torch.where(in_live_class(value, weight).unsqueeze(-1), x, 0.0)
 
 

@@ -123,7 +123,7 @@ def lda(
     if kernel is None:
         centre = (mass / mass.sum(-1, keepdim=True)).unsqueeze(-2) @ key.double()
     wide = key.double() - centre
-    dual = kernel is not None or (n < d and classes.all_regular(alpha, shrinkage))
+    dual = kernel is not None or (n < d and classes.all_regular(rule))
     if dual:
         system: Primal | Dual = Dual(Inner(wide, mass, False, bound), labels, mass, rule)
     else:
@@ -169,7 +169,7 @@ def qda(
     rule = classes.rule_of(
         None if kernel is not None else classes.mean_square(wide, labels, own), alpha, shrinkage, key.device
     )
-    if kernel is not None or (n < d and classes.all_regular(alpha, shrinkage)):
+    if kernel is not None or (n < d and classes.all_regular(rule)):
         system: Primal | Dual = Dual(
             Inner(wide, own, True, kernel), wide[..., :0], own, rule._replace(covariance="ridge")
         )
