@@ -265,3 +265,18 @@ def test_labels_are_integers():
             classify(key, labels.float())
     with pytest.raises(TypeError, match=r"value must have a floating-point dtype, got torch.int64.*one_hot\(value, "):
         intention.fit(key, labels.expand(2, 11))
+
+
+def test_the_slope_of_a_weight_of_0_in_qda_of_few_points():
+    torch.manual_seed(0)
+    key, query, labels = torch.randn(5, 7, dtype=D), torch.randn(3, 7, dtype=D), torch.tensor([0, 1, 0, 1, 0])
+    weight = torch.tensor([1.0, 1, 1, 1, 0], dtype=D, requires_grad=True)
+
+    def total(w):
+        return qda(key, labels, alpha=0.1, weight=w)(query).sum()
+
+    (slope,) = torch.autograd.grad(total(weight), weight)
+    step = 1e-6 * torch.tensor([0.0, 0, 0, 0, 1], dtype=D)
+    with torch.no_grad():
+        want = (total(weight + step) - total(weight)) / 1e-6
+    assert abs(slope[4] - want) < 1e-4 * abs(want)
