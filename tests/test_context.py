@@ -11,6 +11,7 @@ from sklearn.kernel_ridge import KernelRidge
 from sklearn.linear_model import LinearRegression, Ridge, RidgeCV
 
 import intention
+from fuzz import oracle
 from intention import functional as F
 from intention import naive
 
@@ -547,3 +548,59 @@ def test_sums_after_a_removal_may_be_singular():
         more = torch.randn(3, 5, generator=gen, dtype=D) + offset, torch.randn(3, 2, generator=gen, dtype=D)
         sums = intention.fit(key, value, alpha=0, intercept=True, keep_points=False)
         close(sums.add(*more).remove(*more)(key), value, 1e-6)
+
+
+@pytest.mark.parametrize("gone", [0.0, 0.05])
+@pytest.mark.parametrize(("dtype", "shift"), [(torch.float32, 0.01), (D, 0.1)])
+def test_slopes_of_few_points_far_from_zero(dtype, shift, gone):
+    """Where the products of the points hold the prediction, but not what its derivatives are made of."""
+    torch.manual_seed(0)
+    n, d, m = 5, 11, 3
+    key, query = 200 + shift * torch.randn(n, d, dtype=dtype), 200 + torch.randn(m, d, dtype=dtype)
+    value, weight = torch.randn(n, 2, dtype=dtype), torch.tensor([1.0, 0.7, gone, 0.4, 1.0], dtype=dtype)
+    leaves = [x.requires_grad_() for x in (query, key, value, weight)]
+    alpha = torch.tensor(1e-3 if dtype == torch.float32 else 1e-6, dtype=D)
+    exact = [x.detach().double().requires_grad_() for x in leaves]
+    first = fit_in_two(*leaves[1:], alpha)(leaves[0])
+    want = oracle.intention(*exact, alpha)
+    close(first.detach(), want.detach(), 1e-6)
+    slopes = [torch.autograd.grad(x.sum(), y) for x, y in ((first, leaves), (want, exact))]
+    for got, right in zip(*slopes, strict=True):
+        close(got, right, 1e-5)
+
+
+def fit_in_two(key, value, weight, alpha):
+    """The last point comes later."""
+    ctx = intention.fit(key[:-1], value[:-1], alpha, weight[:-1])
+    return ctx.add(key[-1:], value[-1:], weight[-1:])
+
+
+def test_slopes_of_sums_that_cannot_tell_say_so():
+    torch.manual_seed(0)
+    query, key, value = torch.randn(3, 7, dtype=D), 14 * torch.randn(5, 7, dtype=D), torch.randn(5, 2, dtype=D)
+    alpha = torch.tensor(1e-6, dtype=D)
+    intention.fit(key, value, alpha, keep_points=False)(query)  # the prediction is right, and nothing is said
+    with pytest.warns(intention.AccuracyWarning, match="derivatives of sums alone.*keep_points=True"):
+        intention.fit(key, value, alpha.clone().requires_grad_(), keep_points=False)(query)
+    far = (key + 1e3).requires_grad_()
+    with pytest.warns(intention.AccuracyWarning, match="derivatives of sums alone"):
+        intention.fit(far, value, alpha, keep_points=False)(query)
+    some = key.mT.clone().requires_grad_()  # (7, 5): nothing that alpha alone holds
+    intention.fit(some, query.mT, alpha.clone().requires_grad_(), keep_points=False)(value.mT[:, :5]).sum().backward()
+
+
+@pytest.mark.parametrize("intercept", [False, True])
+def test_a_class_of_one_point_that_counts_nothing_in_sums(intercept):
+    """It would be the mean of its class: the scatter within does not see it come."""
+    torch.manual_seed(0)
+    key, query = torch.randn(7, 3, dtype=D), torch.randn(5, 3, dtype=D)
+    value = torch.nn.functional.one_hot(torch.tensor([0, 1, 0, 1, 0, 1, 2])).double()
+    weight = torch.tensor([1.0, 0.5, 1, 1, 0.7, 1, 0], dtype=D)
+    options = {"alpha": 0.1, "covariance": "within", "intercept": intercept}
+
+    def slope(keep):
+        w = weight.clone().requires_grad_()
+        out = intention.fit(key, value, weight=w, keep_points=keep, **options)(query)
+        return torch.autograd.grad(out.square().sum(), w)[0]
+
+    close(slope(False), slope(True), 1e-10)

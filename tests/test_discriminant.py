@@ -295,3 +295,18 @@ def test_shrinkage_of_classes_of_one_point_adds_nothing(shrinkage):
     torch.testing.assert_close(got, prior.log().expand(5, 3))
     with pytest.raises(ValueError, match="in which none of them varies"):
         lda(key, torch.arange(3), shrinkage=0.1, route="total")
+
+
+def test_the_slope_of_a_weight_of_0_in_qda_of_few_points():
+    torch.manual_seed(0)
+    key, query, labels = torch.randn(5, 7, dtype=D), torch.randn(3, 7, dtype=D), torch.tensor([0, 1, 0, 1, 0])
+    weight = torch.tensor([1.0, 1, 1, 1, 0], dtype=D, requires_grad=True)
+
+    def total(w):
+        return qda(key, labels, alpha=0.1, weight=w)(query).sum()
+
+    (slope,) = torch.autograd.grad(total(weight), weight)
+    step = 1e-6 * torch.tensor([0.0, 0, 0, 0, 1], dtype=D)
+    with torch.no_grad():
+        want = (total(weight + step) - total(weight)) / 1e-6
+    assert abs(slope[4] - want) < 1e-4 * abs(want)

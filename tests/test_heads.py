@@ -590,3 +590,28 @@ def test_mixed_dtypes_give_the_wider_one():
     for head in (Intention(0.3, scale="variance"), SigmaIntention(0.3, scale="variance")):
         assert head(query, key, value.double()).dtype == torch.float64
         assert head(query.bfloat16(), key, value).dtype == torch.float32
+
+
+def test_w_of_narrow_keys_around_their_mean():
+    """Keys around their mean, rounded to float32, have lost a direction of 4e-5."""
+    torch.manual_seed(0)
+    query, key, value = torch.randn(5, 3), 75 * torch.randn(19, 3), torch.randn(19, 2)
+    key[:, 2] = key[:, 0] + 1e-4 * torch.randn(19)
+    head = Intention(1e-6, intercept=True)
+    out, w = head(query, key, value, return_w=True)
+    exact, wanted = head(query.double(), key.double(), value.double(), return_w=True)
+    assert off(w.double(), wanted) < 1e-5
+    assert off(out.double(), exact) < 1e-5
+    assert out.dtype == w.dtype == torch.float32
+
+
+@pytest.mark.parametrize("kernel", ["gaussian", None])
+def test_weights_keep_their_precision_in_half(kernel):
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(n, 3).bfloat16() for n in (5, 7, 7))
+    weight = torch.rand(7)
+    bound = {} if kernel else {"constraints": intention.constraints.LinearConstraint(torch.eye(3), -1e3)}
+    head = Intention(1.0, kernel=kernel, **bound)
+    got = head.fit(key, value, weight=weight)(query.double())
+    want = head.fit(key.double(), value.double(), weight=weight.double())(query.double())
+    assert off(got, want) < 1e-6

@@ -373,3 +373,10 @@ def test_what_is_handed_out_is_a_copy():
         x.zero_()
     assert torch.equal(ctx(query), before)
     assert (ctx.describe().error > 0).all()
+
+
+@pytest.mark.parametrize("name", ["ridge", "sums", "gaussian"])
+def test_removing_no_points_changes_nothing(name):
+    key, value, query = sample(2, 7, 3, 2, name)
+    ctx = intention.fit(key, value, **options(name, key))
+    same(ctx.remove(key[..., :0, :], value[..., :0, :]), ctx, query)

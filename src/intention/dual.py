@@ -192,7 +192,10 @@ class Dual:
         weight = 1.0 if self.weight is None else torch.where(self.weight > 0, self.weight, torch.inf).unsqueeze(-2)
         key, gain, step = self._keys, self.rule.gain, y
         for _ in range(2):
-            step = (self._outside(query, y) @ key.mT - alpha * y / weight) @ self._solved[0]
+            rest = self._outside(query, y) @ key.mT - alpha * y / weight
+            if self.weight is not None:  # a point of weight 0 solves nothing: y has its slope, and has it once
+                rest = torch.where(self.weight.unsqueeze(-2) > 0, rest, 0.0)
+            step = rest @ self._solved[0]
             step = step if gain is None else gain[..., None, None] * step
             y = y + step
         return y, (step @ key).square().sum(-1)

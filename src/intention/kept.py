@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from intention import checks
-from intention.covariance import Covariance, Rule, gain_of, is_named, matrix_of, on_keys, within_scatter
+from intention.covariance import Covariance, Rule, gain_of, in_live_class, is_named, matrix_of, on_keys, within_scatter
 from intention.dual import Dual, Inner
 from intention.features import Features
 from intention.kernels import BoundKernel, Custom
@@ -18,13 +18,15 @@ from intention.lazy import lazy
 from intention.primal import Primal
 from intention.solve.centring import centred
 from intention.solve.constrained import Constraint, constrained
-from intention.solve.doors import eager
+from intention.solve.doors import eager, gradient_free
 from intention.solve.ladder import TOLERATED, Report, warn_inaccurate
 from intention.solve.ridge import solve_points
 from intention.solve.stats import Stats
 
-# An estimated error above this is worth another look at the points themselves, whose condition is not squared.
+# An estimated error above this is worth another look at the points themselves, whose condition is not squared. The
+# second: in float64, and where derivatives are asked, which hold residuals far smaller than the values.
 DOUBTFUL, DOUBTFUL_FLOAT64 = 1e-6, 1e-9
+DOUBTFUL_SLOPE = 1e-8  # of sums alone, beyond which their derivatives were seen to be wrong
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -92,7 +94,15 @@ class Kept:
 
     @lazy
     def _sums(self) -> Stats:
-        return Stats.of(*self._wide) if self.stats is None else self.stats
+        if self.stats is not None:
+            return self.stats
+        key, value, weight = self._wide
+        sums = Stats.of(key, value, weight)
+        if self.covariance != "within" or weight is None or gradient_free(weight):
+            return sums
+        # a point that comes alone into its class is its mean, whatever it weighs: no slope of the scatter within
+        still = torch.where(in_live_class(value, weight), weight, weight.detach())
+        return sums._replace(scatter=Stats.of(key, value, still).scatter)
 
     @property
     def _count(self) -> Tensor:
@@ -148,14 +158,36 @@ class Kept:
             warn_inaccurate(self._system.report)
         return self._system
 
+    @property
+    def _doubted(self) -> bool:
+        """Whether the points themselves are to be asked."""
+        if not self._may_look_again:
+            return False
+        fine = self.dtype == torch.float64 or not gradient_free(*self._points, self.alpha)
+        system, limit = self._system, DOUBTFUL_FLOAT64 if fine else DOUBTFUL
+        return not bool(((system.report.error < limit) & ~system.singular).all())
+
+    def _warn_of_slopes(self, report: Report) -> None:
+        """Sums hold no residuals V - KW, which derivatives are made of: at large conditions those are rounding."""
+        if gradient_free(*self._sums, self.alpha):
+            return
+        error = TOLERATED / DOUBTFUL_SLOPE * report.error
+        if self.alpha.requires_grad:
+            # -<Sigma^-1 Q'g, W>: in a direction that alpha alone holds both are large, and of W that is rounding
+            held = self._system.solve(torch.eye(self.sizes[0], dtype=error.dtype, device=error.device))
+            alone = self.alpha * held.diagonal(0, -2, -1).sum(-1) > 0.5
+            error = torch.where(alone, self.sizes[0] * report.error * report.condition, 0.0).maximum(error)
+        warn_inaccurate(report._replace(error=error), "derivatives of sums alone", "keep_points=True")
+
     @lazy
     def _linear(self) -> tuple[Tensor, Tensor | None, Tensor | None, Report]:
         """(w, mean of keys, mean of values, report), float64."""
         system = self._system
         mean_key = system.inner.mean if isinstance(system, Dual) else system.mean_key
         w, report = system.w, system.report
-        limit = DOUBTFUL_FLOAT64 if self.dtype == torch.float64 else DOUBTFUL
-        if self._may_look_again and not bool(((report.error < limit) & ~system.singular).all()):
+        if self.key is None and on_keys(self.covariance) and eager():
+            self._warn_of_slopes(report)
+        if self._doubted:
             key, value, weight = self._wide
             size = key.detach().abs()
             if mean_key is not None:

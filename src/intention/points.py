@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -66,7 +68,7 @@ def _rows(points: PointSet, lead: tuple[int, ...], with_weight: bool) -> list[Te
     """Keys, values and (as a column, 1 where there are none) weights, each (B, N, columns)."""
     key, value, _ = points
     parts = [key, value] + ([_mass(points).unsqueeze(-1)] if with_weight else [])
-    return [x.detach().expand(*lead, *x.shape[-2:]).reshape(-1, *x.shape[-2:]) for x in parts]
+    return [x.detach().expand(*lead, *x.shape[-2:]).reshape(math.prod(lead), *x.shape[-2:]) for x in parts]
 
 
 def _equal_rows(old: list[Tensor], new: list[Tensor]) -> Tensor:

@@ -12,12 +12,13 @@ from intention import checks, masks
 from intention import functional as F
 from intention.constraints import LinearConstraint
 from intention.context import Context
-from intention.covariance import Covariance
+from intention.covariance import Covariance, is_named
 from intention.fitting import fit
 from intention.kernels import as_kernel
 from intention.nn.alpha import Alpha, HoldsAlpha, alpha_of_call, alpha_repr, hold_alpha, mean_of_points
 from intention.nn.call import shared_mask, solve, unit_vectors
 from intention.nn.scaling import Scale, check_scale
+from intention.solve.ladder import has_float64
 
 
 class Head(nn.Module):
@@ -318,7 +319,9 @@ class Intention(Head, HoldsAlpha):
         counted = masks.count(attn_mask, weight, False, key.shape[-2], key.dtype)
         alpha = alpha_of_call(self.alpha, self.covariance, key, value, counted, False)
         key, value = masks.fill(key, counted.keep), masks.fill(value, counted.keep)
-        context = fit(key, value, alpha, counted.total(key.dtype), self.intercept, self.covariance, self.kernel)
+        wide = torch.promote_types(key.dtype, torch.float32)  # weights keep their precision, as in `functional`
+        mass = masks.count(attn_mask, weight, False, key.shape[-2], wide).total(wide)
+        context = fit(key, value, alpha, mass, self.intercept, self.covariance, self.kernel)
         for constraint in self.constraints:
             context = constraint(context)
         return context
@@ -360,6 +363,8 @@ class Intention(Head, HoldsAlpha):
         """(q - m) w + c with m the mean of the keys (far from 0, q w and c - m w cancel), and w over c - m w."""
         dtype = torch.promote_types(torch.promote_types(query.dtype, key.dtype), value.dtype)
         wide = torch.promote_types(dtype, torch.float32)
+        if is_named(self.covariance) and has_float64(key.device):
+            wide = torch.float64  # keys around their mean, rounded, have lost their narrow directions
         counted = masks.count(attn_mask, options["weight"], False, key.shape[-2], wide)
         alpha = alpha_of_call(self.alpha, self.covariance, key, value, counted, False)
         key, value = (masks.fill(x.to(wide), counted.keep) for x in (key, value))

@@ -81,7 +81,11 @@ def screen(ratio: Tensor, weight: Tensor | None, alpha: Tensor, gain: Tensor | N
     return torch.where(ok, ratio, torch.nan)
 
 
-def warn_inaccurate(report: Report) -> None:
+def warn_inaccurate(
+    report: Report,
+    what: str = "problems",
+    remedy: str = "float64 inputs, or solver='pinv' to drop directions below rounding",
+) -> None:
     """Say so when an estimate is above what is tolerated; NaN (from NaN in the data) is visible by itself."""
     if not report.error.numel():
         return
@@ -89,9 +93,9 @@ def warn_inaccurate(report: Report) -> None:
     if worst > TOLERATED:
         count = int((report.error > TOLERATED).sum())
         warnings.warn(
-            f"Intention: estimated relative error {worst:.1e} in {count} of {report.error.numel()} problems "
-            f"(condition up to {report.condition.nan_to_num(nan=0.0).amax().item():.1e}); use a larger alpha, float64 "
-            "inputs, or solver='pinv' to drop directions below rounding",
+            f"Intention: estimated relative error {worst:.1e} in {count} of {report.error.numel()} {what} "
+            f"(condition up to {report.condition.nan_to_num(nan=0.0).amax().item():.1e}); use a larger alpha, "
+            f"{remedy}",
             AccuracyWarning,
             stacklevel=_callers_level(),
         )

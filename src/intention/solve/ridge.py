@@ -31,7 +31,7 @@ from intention.solve.pullback import Grads, Invert, Mode, Needs, pullback, pushf
 from intention.solve.rows import Points
 from intention.solve.transform import inverter, transform
 
-# Beyond this many features a d x d system is too much to pay for the one derivative that N x N lacks, that at w = 0.
+# Beyond this many features d unit vectors are too much to pay for one derivative, that at w = 0.
 LARGE = 1024
 
 
@@ -104,7 +104,7 @@ def _by_svd(
 
 
 def _by_ladder(key: Tensor, value: Tensor, weight: Tensor | None, alpha: Tensor, gain: Tensor | None) -> Tensor:
-    """The same W by the ladder, in the smaller form; with weights in the d x d one, which has a slope at w = 0."""
+    """The same W by the ladder, in the smaller form; with weights as a prediction, which has a slope at w = 0."""
     n, d = key.shape[-2:]
     if n < d and (weight is None or d > LARGE):
         root = 1.0 if weight is None else (torch.where(weight > 0, weight, 1.0).sqrt() * (weight > 0)).unsqueeze(-1)
@@ -112,7 +112,7 @@ def _by_ladder(key: Tensor, value: Tensor, weight: Tensor | None, alpha: Tensor,
         out, _ = transform(Points(value.mT, key.mT, None, alpha, gain), "auto", True)
         return key.mT @ out.mT
     unit = torch.eye(d, dtype=key.dtype, device=key.device).expand(key.shape[0], d, d)
-    return ridge(Problem(unit, key, value, weight, alpha, gain), Plan(False, False, 1.0), "auto", True)[0]
+    return ridge(Problem(unit, key, value, weight, alpha, gain), Plan(n < d, False, 1.0), "auto", True)[0]
 
 
 class Ridge(Door):
