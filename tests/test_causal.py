@@ -448,3 +448,23 @@ def test_gradients_beside_a_small_alpha(alpha: float, tolerance: float, gamma: f
     wanted, grad = own if gamma else own[:5], torch.randn_like(out)
     for got, expected in zip(*(torch.autograd.grad(x, wanted, grad) for x in (out, want)), strict=True):
         assert float((got - expected).norm() / expected.norm()) < tolerance
+
+
+@pytest.mark.parametrize("size", [0.6, 23.0])  # in chunks, and token by token
+@pytest.mark.parametrize("covariance", ["ridge", "convex"])
+def test_the_gradient_of_alpha_with_a_state(size: float, covariance: str) -> None:
+    """Fewer tokens than features: what of W_t g_t is not along the keys would meet 1 / alpha."""
+    n, d, first = 11, 29, 5
+    query, key, value = torch.randn(n, d), size * torch.randn(n, d), torch.randn(n, 3)
+    alpha, grad = torch.tensor(1e-6, requires_grad=True), torch.randn(n, 3)
+    state = intention.CausalState.empty(d, 3, alpha=alpha, covariance=covariance)
+    one, state = state.prefill(query[:first], key[:first], value[:first])
+    two, state = state.prefill(query[first:], key[first:], value[first:])
+    (got,) = torch.autograd.grad(torch.cat([one, two]), alpha, grad)
+    a = alpha.detach().double().requires_grad_()
+    q, k, v = query.double(), key.double(), value.double()
+    gram, share, want = k @ k.mT, 1 - a if covariance == "convex" else 1.0, 0.0
+    for t in range(1, n + 1):
+        inner = share * gram[:t, :t] + a * torch.eye(t, dtype=D)
+        want = want + (q[t - 1] @ k[:t].mT @ torch.linalg.solve(inner, v[:t]) * grad[t - 1].double()).sum()
+    torch.testing.assert_close(got.double(), torch.autograd.grad(want, a)[0], rtol=1e-4, atol=0.0)

@@ -268,7 +268,7 @@ def _causal_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Nine, empty where not asked for: is_grads_batched takes no list."""
     nine = query, key, value, weight, alpha, gain, gram, cross, log_decay
-    found = iter(_some(sequence.causal_pull(grad, nine, way, transposed), needs))
+    found = iter(_some(sequence.causal_pull(grad, nine, way, transposed, any(needs[3:6])), needs))
     return tuple(next(found) if need else grad.new_empty(0) for need in needs)  # type: ignore[return-value]
 
 

@@ -41,7 +41,7 @@ def rooted(tokens: Tokens, log_decay: Tensor | None, transposed: bool) -> tuple[
         steps = torch.nn.functional.pad(log_decay.to(wide), (0, -n % LENGTH)).unflatten(1, (-1, LENGTH))
     total = steps.cumsum(-1).unsqueeze(-1) / 2  # of roots of decays
     floor = own.alpha.squeeze(1).sqrt() * torch.eye(d, rows.shape[-1], dtype=wide, device=rows.device)
-    start = _root(tokens, gain, rows.shape[-1])
+    start = root_of_state(tokens, gain, rows.shape[-1])
     if log_decay is None:
         start = _shortened(torch.cat([floor, start], 1), d)
     starts = _starts(start, rows, total)
@@ -60,7 +60,7 @@ def rooted(tokens: Tokens, log_decay: Tensor | None, transposed: bool) -> tuple[
     return out.flatten(1, 2)[:, :n], torch.cat([two for _, two in found], 1).amax(1)
 
 
-def _root(tokens: Tokens, gain: Tensor, width: int) -> Tensor:
+def root_of_state(tokens: Tokens, gain: Tensor, width: int) -> Tensor:
     """(B, d, d + k): rows of which a state's sums are the products."""
     start = gain.new_zeros(*tokens.key.shape[::2], width)
     if tokens.gram is None:

@@ -46,17 +46,17 @@ from intention.solve.ladder import (
 )
 from intention.solve.problem import Plan, Problem
 from intention.solve.ridge import ridge
-from intention.solve.rooted import rooted
+from intention.solve.rooted import root_of_state, rooted
 from intention.solve.rows import Points
 from intention.solve.slopes import Nine
 from intention.solve.transform import transform
 
-# How a sequence was solved. STEEP: in chunks, but a gradient of its weights needs pairs of tokens.
+# How a sequence was solved. STEEP: in chunks, but gradients of its weights and alpha need pairs of tokens.
 PLAIN, STEEP, ROOTED, FAR = range(4)
-# The conditions up to which float64 serves: of conjugate gradients, whose solutions derivatives are made of (their
-# errors grow with the square); of weights' gradients by sums; of the factors of single tokens, with fewer tokens than
-# features (then the ladder is exact, and not long) and with more; and from sums of a state.
-FADING_RATIO, STEEP_RATIO, SHORT_RATIO, LONG_RATIO, STATE_RATIO = 1e5, 1e5, 1e12, 1e15, 4e10
+# The conditions up to which float64 serves: of chunks whose solutions derivatives are made of (their errors grow with
+# the square: W_t g_t meets 1 / alpha); of gradients of weights and alpha by sums; of the factors of single tokens, with
+# fewer tokens than features (then the ladder is exact, and not long) and with more; and from sums of a state.
+DERIVED_RATIO, STEEP_RATIO, SHORT_RATIO, LONG_RATIO, STATE_RATIO = 1e5, 1e5, 1e12, 1e15, 4e10
 
 
 class Note:
@@ -113,9 +113,9 @@ def fits(nine: Nine, transposed: bool, note: Note) -> tuple[Tensor, Tensor, Tens
     out, packed, settled = _in_chunks(tokens, log_decay, transposed)
     condition, error = packed[:, 1], packed[:, 2]
     if settled:
-        flat = torch.zeros_like(condition, dtype=torch.int8)
-        return out, packed, flat if tokens.weight is None else _steep(condition)
-    limit = FADING_RATIO if log_decay is not None and (transposed or tokens.value is None) else SEQUENCE_RATIO
+        return out, packed, _steep(condition)
+    derived = transposed or (log_decay is not None and tokens.value is None)
+    limit = DERIVED_RATIO if derived else SEQUENCE_RATIO
     usable = screen(tokens.alpha, tokens.weight, tokens.alpha, tokens.gain)
     hard = ~(condition + 0 * usable < limit) | ~(error < SEQUENCE_ERROR)
     way = _steep(condition)
@@ -146,8 +146,8 @@ def _in_chunks(tokens: Tokens, log_decay: Tensor | None, transposed: bool) -> tu
         return *_with_decay(tokens, log_decay, transposed), False
     if not transposed:
         return solve_causal(tokens)
-    _, packed, settled = solve_causal(tokens._replace(query=tokens.key, value=None, cross=None))
-    return pull_causal(tokens.query, tokens._replace(query=tokens.key)).query, packed, settled
+    _, packed, _ = solve_causal(tokens._replace(query=tokens.key, value=None, cross=None))
+    return pull_causal(tokens.query, tokens._replace(query=tokens.key)).query, packed, False
 
 
 def _with_decay(tokens: Tokens, log_decay: Tensor, transposed: bool) -> tuple[Tensor, Tensor]:
@@ -170,18 +170,24 @@ def _with_decay(tokens: Tokens, log_decay: Tensor, transposed: bool) -> tuple[Te
 
 
 def _residual(tokens: Tokens, log_decay: Tensor | None, r: Tensor) -> Tensor:
-    """B_t g_t - A_t r_t, from the tokens and not from their sums: g_t v_s - c r_t k_s is small before it meets k_s."""
-    grad, key, value, weight, alpha, gain, gram, cross = (None if x is None else x.to(r.dtype) for x in tokens)
-    assert key is not None
+    """B_t g_t - A_t r_t, from the tokens and not from their sums: g_t v_s - c r_t k_s is small before it meets k_s.
+
+    A state counts as the tokens that its root is made of."""
+    wide = Tokens(*(None if x is None else x.to(r.dtype) for x in tokens))  # type: ignore[arg-type]
+    grad, key, value, weight, alpha, gain, gram, _ = wide
     assert value is not None
-    assert grad is not None
-    assert alpha is not None
     share = 1.0 if gain is None else gain.view(-1, 1, 1)
-    start = None if gram is None or cross is None else torch.cat([cross.mT, -share * gram.mT], 1)
-    fade = slopes.fading(None if log_decay is None else log_decay.to(r.dtype), key)
+    logs = None if log_decay is None else log_decay.to(r.dtype)
     rows, told = torch.cat([grad, r], -1), torch.cat([value, -share * key], -1)
     counted = key if weight is None else weight.unsqueeze(-1) * key
-    return slopes.read(fade, rows, told, counted, start) - alpha.view(-1, 1, 1) * r
+    out = slopes.read(slopes.fading(logs, key), rows, told, counted) - alpha.view(-1, 1, 1) * r
+    if gram is None:
+        return out
+    d = key.shape[2]
+    before = root_of_state(wide, torch.ones_like(alpha).view(-1, 1, 1, 1), d + value.shape[2])
+    told = torch.cat([before[..., d:], -share * before[..., :d]], -1)
+    left = 1.0 if logs is None else logs.cumsum(1).exp().unsqueeze(-1)
+    return out + left * ((rows @ told.mT) @ before[..., :d])
 
 
 def _token_by_token(nine: Nine, transposed: bool) -> tuple[Tensor, Report, Tensor]:
@@ -205,9 +211,10 @@ def _query_by_query(nine: Nine) -> tuple[Tensor, Report]:
     tokens, log_decay = Tokens(*nine[:8]), nine[8]  # type: ignore[arg-type]
     if tokens.gram is not None:
         checks.require_values(tokens.weight, tokens.alpha, tokens.gain)
+        least = float(tokens.alpha.detach().min())
         raise ValueError(
-            f"alpha from {float(tokens.alpha.min()):.1e} is too small beside this state and these keys, or they are "
-            f"not finite: the condition is above {SEQUENCE_RATIO:.0e}, and of the tokens in a state only sums are "
+            f"alpha from {least:.1e} is too small beside this state and these keys, or they are "
+            f"not finite: the condition is above {STATE_RATIO:.0e}, and of the tokens in a state only sums are "
             "known; use a larger alpha, or give all tokens in one call"
         )
     dual = tokens.key.shape[1] < tokens.key.shape[2]
@@ -234,10 +241,10 @@ def _query_by_query(nine: Nine) -> tuple[Tensor, Report]:
 
 
 @no_autocast
-def causal_pull(grad: Tensor, nine: Nine, way: Tensor, transposed: bool) -> Nine:
+def causal_pull(grad: Tensor, nine: Nine, way: Tensor, transposed: bool, hidden: bool) -> Nine:
     """First-order gradients of all nine, also of sequences that went query by query: for the compiled door."""
     if transposed or not bool((way == FAR).any()):
-        return pull_first(grad, nine, way, transposed, True)
+        return pull_first(grad, nine, way, transposed, hidden)
     with torch.enable_grad():
         own = [None if x is None else x.detach().requires_grad_() for x in nine]
         out, _ = causal(Tokens(*own[:8]), own[8])  # type: ignore[arg-type]
@@ -246,12 +253,15 @@ def causal_pull(grad: Tensor, nine: Nine, way: Tensor, transposed: bool) -> Nine
 
 
 @no_autocast
-def pull_first(grad: Tensor, nine: Nine, way: Tensor, transposed: bool, moving_weight: bool) -> Nine:
-    """First-order gradients of all nine but for sequences that are FAR: those have 0. Looks at the host."""
+def pull_first(grad: Tensor, nine: Nine, way: Tensor, transposed: bool, hidden: bool) -> Nine:
+    """First-order gradients of all nine but for sequences that are FAR: those have 0. Looks at the host.
+
+    `hidden`: those of weights, alpha or gain are asked for, where what is large cancels.
+    """
     if transposed or nine[8] is not None:
         return _pull(grad, nine, transposed, _plain)
     quick = (*pull_causal(grad, Tokens(*nine[:8])), None)  # type: ignore[arg-type]
-    slow = way >= (STEEP if moving_weight and nine[3] is not None else ROOTED)
+    slow = way >= (STEEP if hidden else ROOTED)
     if not bool(slow.any()):
         return quick
     index = slow.nonzero()[:, 0]
@@ -337,7 +347,7 @@ class Causal(Door):
             pulled = torch.ops.intention.causal_backward(grad, *nine, way, ctx.transposed, needs)
             found = tuple(x if need else None for x, need in zip(pulled, needs, strict=True))
         elif unobserved():
-            found = pull_first(grad, tuple(nine), way, ctx.transposed, ctx.needs_input_grad[3])
+            found = pull_first(grad, tuple(nine), way, ctx.transposed, any(ctx.needs_input_grad[3:6]))
         else:
             found = _differentiable(grad, tuple(nine), ctx.transposed)
         return *found, None, None
