@@ -13,6 +13,7 @@ from torch import Tensor
 from intention import CausalState, causal_intention
 from intention.nn.mixers import MIXERS, make_mixer
 from intention.recurrent import delta_stream
+from intention.streaming import sigma_stream
 
 STREAMS = ("intention", "sigma_intention", "attention", "linear_attention", "delta")
 D = torch.float64
@@ -191,3 +192,22 @@ def test_what_is_no_tensor_or_of_another_size_is_named() -> None:
     for sizes in ((1, 3), (4, 1), (4, 7), (5, 3)):
         with pytest.raises(ValueError, match=r"CausalState\.empty\(4, 3\)"):
             CausalState.empty(*sizes).prefill(query, key, value)
+
+
+@pytest.mark.parametrize("cuts", [(0, 5), (0, 2, 4, 5)])
+def test_slopes_of_a_softmax_stream_that_nearly_cancel_are_added_before_they_are_rounded(cuts: tuple[int, ...]) -> None:
+    """Fewer tokens than features, small alpha: a key moves Sigma and its scores, almost against each other."""
+    gen = torch.Generator().manual_seed(0)
+    points, upstream = torch.randn(3, 7, 5, 11, generator=gen), torch.randn(7, 5, 11, generator=gen)
+
+    def slopes(dtype: torch.dtype) -> tuple[Tensor, ...]:
+        q, k, v = leaves = [x.to(dtype).requires_grad_() for x in points]
+        memory, outs = None, []
+        for a, b in pairwise(cuts):
+            parts = (x[:, a:b] for x in (q, k, v))
+            out, memory = sigma_stream(*parts, torch.tensor(1e-6, dtype=dtype), "convex", None, memory)
+            outs.append(out)
+        return torch.autograd.grad(torch.cat(outs, 1), leaves, upstream.to(dtype))
+
+    for got, want in zip(slopes(torch.float32), slopes(torch.float64), strict=True):
+        torch.testing.assert_close(got.double(), want, rtol=0, atol=1e-4 * want.abs().max().item())

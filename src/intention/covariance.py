@@ -69,7 +69,7 @@ def class_shares(value: Tensor, weight: Tensor | None) -> Tensor:
 def deviations(x: Tensor, value: Tensor, weight: Tensor | None) -> Tensor:
     """The rows of x (..., N, anything) minus the mean of their class; 0 in a class that has no weight.
 
-    What is constant within a class deviates by exactly 0, with the derivative of x - mean: alpha = 0 divides by rounding.
+    What is constant within a class deviates by exactly 0, with its derivative: alpha = 0 would divide by rounding.
 
     >>> x, labels = torch.tensor([[1.0], [3.0], [10.0]]), torch.tensor([[1.0, 0], [1, 0], [0, 1]])
     >>> deviations(x, labels, None).flatten().tolist()

@@ -25,11 +25,13 @@ from intention.covariance import default_alpha, gain_of, largest_alpha
 from intention.prepare import full_precision
 from intention.softmax import scored
 from intention.solve.causal import Tokens
+from intention.solve.doors import compiling, gradient_free, look
 from intention.solve.each import triangle
 from intention.solve.ladder import Report
 from intention.solve.sequence import causal
 
 SUMS = torch.float64
+SLOPES_RATIO = 1e4  # the condition up to which sums in float64 serve gradients, whose errors grow with its square
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ class CausalState:
         scale: float | None = None,
     ) -> tuple[Tensor, CausalState]:
         """Answers (..., N, k) to the next N tokens, all at once, and the state after them."""
-        return _run(query, key, value, weight, decay, scale, self)  # type: ignore[return-value]
+        return _run(query, key, value, weight, decay, scale, self)[:2]  # type: ignore[return-value]
 
     def step(
         self,
@@ -181,8 +183,8 @@ def _run(
     decay: Tensor | None,
     scale: float | None,
     before: CausalState | tuple[Tensor, str],
-) -> tuple[Tensor, CausalState | None]:
-    """Answers, and the state after them where there was one; without values they are the transformed queries."""
+) -> tuple[Tensor, CausalState | None, Report]:
+    """Answers, the state after them where there was one, a report; without values answers are transformed queries."""
     read = key if value is None else value
     checks.points(query, key, read)
     checks.scale(scale)
@@ -216,14 +218,15 @@ def _run(
         sums = (sums[0], None)
     gain = gain_of(regulariser, covariance)
     tokens = Tokens(flat(query, 2), flat(key, 2), flat(value, 2), flat(weight, 1), regulariser, gain, *sums)  # type: ignore[arg-type]
-    out, _ = causal(tokens, logs)
+    out, packed = causal(tokens, logs)
+    report = Report(*(x.reshape(lead) for x in packed.unbind(-1)))
     if scale is not None:
         out = out * scale
     out = out.reshape(*lead, *out.shape[1:]).to(dtype)
     if state is None:
-        return out, None
+        return out, None, report
     gram, cross = (x.reshape(*lead, *x.shape[1:]) for x in _after(tokens, logs))
-    return out, dataclasses.replace(state, gram=gram, cross=cross)
+    return out, dataclasses.replace(state, gram=gram, cross=cross), report
 
 
 def _after(tokens: Tokens, log_decay: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -278,7 +281,7 @@ def _packed(
         own = there.to(key.dtype) if weight is None else torch.where(there, part(weight, -1), 0.0)
         fade = None if decay is None else torch.where(there, part(decay, -1), 1.0)
         before = (alpha.unsqueeze(-1) if alpha.dim() else alpha, covariance)
-        out, _ = _run(part(query, -2), part(key, -2), part(value, -2), own, fade, scale, before)
+        out, *_ = _run(part(query, -2), part(key, -2), part(value, -2), own, fade, scale, before)
         outs.append(out.flatten(-3, -2).index_select(-2, there.flatten().nonzero()[:, 0]))
         places.append(index[there])
     return torch.cat(outs, -2).index_select(-2, torch.cat(places).argsort())
@@ -295,19 +298,26 @@ def sigma_stream(
         state = CausalState.empty(d, 0, lead, alpha=alpha, covariance=covariance, device=place)
         memory = (key[..., :0, :], value[..., :0, :], state)
     keys, values, state = memory
-    seen = keys.shape[-2]
+    seen, free = keys.shape[-2], gradient_free(key, keys, state.gram)
+    # Slopes through Sigma and through the keys that the softmax meets nearly cancel: added unrounded
+    key = key if free else key.to(SUMS)
     keys, values = torch.cat([keys, key], -2), torch.cat([values, value], -2)
     shown = None if seen == 0 else triangle(query.shape[-2], keys.shape[-2], key.device, seen)
 
-    def transformed(working: torch.dtype) -> tuple[Tensor, Any, bool]:
-        moved, after = _run(query.to(working), key.to(working), None, None, None, scale, state)
-        unknown = Report(*[moved.new_zeros(moved.shape[:-2])] * 3)
-        moved, _, again = scored(moved, keys.to(working), unknown, "auto")
-        return moved, after, again
+    def transformed(query: Tensor, key: Tensor, before: Any) -> tuple[Tensor, Any, bool]:
+        moved, after, report = _run(query, key, None, None, None, scale, before)
+        moved, _, again = scored(moved[..., key.shape[-2] - m :, :], keys.to(moved.dtype), report, "auto")
+        steep = not free and not compiling() and look(report.condition).amax().item() > SLOPES_RATIO
+        return moved, after, again or steep
 
-    moved, after, again = transformed(torch.float64 if key.dtype == torch.float64 else torch.float32)
-    if again:
-        moved, after, _ = transformed(torch.float64)
+    m, working = query.shape[-2], torch.float64 if query.dtype == torch.float64 else torch.float32
+    moved, after, again = transformed(query.to(working), key.to(working), state)
+    if again and free:
+        moved, after, _ = transformed(query.double(), key.double(), state)
+    elif again:  # of the sums slopes know too little, and here all keys are known
+        moved, *_ = transformed(TF.pad(query.double(), (0, 0, seen, 0)), keys.double(), (state.alpha, covariance))
+    if not free:
+        after = dataclasses.replace(after, gram=state.gram + key.mT @ key)
     k, v = keys.to(moved.dtype), values.to(moved.dtype)
     out = TF.scaled_dot_product_attention(moved, k, v, shown, is_causal=seen == 0, scale=1.0)
     return out.to(value.dtype), (keys, values, after)
