@@ -29,6 +29,7 @@ FLOPS = {
     aten.cholesky_solve: lambda b, _: 2 * b.numel() * b.shape[-2],  # 2 n^2 k
     aten._cholesky_solve_helper: lambda b, *_: 2 * b.numel() * b.shape[-2],
     aten.linalg_vector_norm: lambda a, *_: 2 * a.numel(),
+    aten.sqrt: lambda a: a.numel(),
 }
 COSTLY = ("mm", "mv", "dot", "linalg", "cholesky", "solve", "attention", "svd", "qr")
 
