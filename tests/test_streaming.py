@@ -12,6 +12,7 @@ from torch import Tensor
 
 from intention import CausalState, causal_intention
 from intention.nn.mixers import MIXERS, make_mixer
+from intention.per_query import linear_causal
 from intention.recurrent import delta_stream
 
 STREAMS = ("intention", "sigma_intention", "attention", "linear_attention", "delta")
@@ -191,3 +192,15 @@ def test_what_is_no_tensor_or_of_another_size_is_named() -> None:
     for sizes in ((1, 3), (4, 1), (4, 7), (5, 3)):
         with pytest.raises(ValueError, match=r"CausalState\.empty\(4, 3\)"):
             CausalState.empty(*sizes).prefill(query, key, value)
+
+
+def test_linear_attention_of_no_tokens():
+    query, before = torch.randn(2, 5, 3), torch.randn(2, 3, 7)
+    none = torch.randn(2, 0, 3), torch.randn(2, 0, 7)
+    out, total = linear_causal(query, *none)
+    assert out.shape == (2, 5, 7)
+    assert not out.any()
+    assert not total.any()
+    out, total = linear_causal(query, *none, before)
+    torch.testing.assert_close(out, query @ before)
+    torch.testing.assert_close(total, before)

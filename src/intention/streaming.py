@@ -22,6 +22,7 @@ from torch import Tensor
 
 from intention import checks, storage
 from intention.covariance import default_alpha, gain_of, largest_alpha
+from intention.layout import Inputs
 from intention.prepare import full_precision
 from intention.softmax import scored
 from intention.solve.causal import Tokens
@@ -302,7 +303,7 @@ def sigma_stream(
     def transformed(working: torch.dtype) -> tuple[Tensor, Any, bool]:
         moved, after = _run(query.to(working), key.to(working), None, None, None, scale, state)
         unknown = Report(*[moved.new_zeros(moved.shape[:-2])] * 3)
-        moved, _, again = scored(moved, keys.to(working), unknown, "auto")
+        moved, _, again = scored(moved, keys.to(working), unknown, "auto", Inputs(query, key, value, None, alpha, None))
         return moved, after, again
 
     moved, after, again = transformed(torch.float64 if key.dtype == torch.float64 else torch.float32)
