@@ -11,6 +11,7 @@ import torch
 import fuzzing
 import intention
 import reference
+from fuzz import oracle
 from intention import functional as F
 from intention.solve.factor import LIMITS, Limits
 from intention.solve.native import library
@@ -397,3 +398,44 @@ def test_gradients_of_causal_sigma_intention_with_few_keys(alpha, dtype, size):
     grads = torch.autograd.grad(out, own, g)
     for grad, right in zip(grads, torch.autograd.grad(want, wide, g.double()), strict=True):
         assert (grad - right).norm() < 1e-5 * right.norm()
+
+
+def along_the_keys(query, key, value, count, alpha, centre):
+    """softmax(Q Sigma^-1 K') V for counts (M, N), N < d, by the SVD of the keys: nothing that no key has takes part."""
+    key = key.expand(count.shape[0], *key.shape)
+    if centre:
+        key = key - oracle.mean(key, count)
+    _, s, vt = torch.linalg.svd(key * count.sqrt().unsqueeze(-1), full_matrices=False)
+    inverse = torch.where(s > 1e-13 * s.amax(-1, keepdim=True), 1 / (s.square() + alpha), 0.0)
+    moved = (vt @ query.unsqueeze(-1)).squeeze(-1) * inverse
+    scores = ((key @ vt.mT) * moved.unsqueeze(-2)).sum(-1)
+    odds = torch.where(count > 0, scores + torch.where(count > 0, count, 1.0).log(), -torch.inf)
+    return torch.softmax(odds, -1) @ value
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("alpha", [1e-3, 1e-6, 1e-8])
+@pytest.mark.parametrize("kind", ["weight", "attn_mask", "is_causal", "intercept", "both"])
+def test_the_gradient_of_a_small_alpha_where_keys_leave_most_of_a_query_unseen(kind, alpha, dtype):
+    """<Q Sigma^-1, g Sigma^-1> is Q / alpha times the rounding of g / alpha along what no key has."""
+    n, m, d, k = 5, 7, 11, 3
+    query, key, value, upstream = (torch.randn(s, dtype=dtype) for s in ((m, d), (n, d), (n, k), (m, k)))
+    key = key + (0 if kind == "both" else 30)
+    count, options = torch.ones(m, n, dtype=torch.float64), {}
+    if kind == "weight":
+        options["weight"] = torch.tensor([1.0, 0.0, 0.3, 0.7, 1.0], dtype=dtype)
+        count = count * options["weight"].double()
+    if kind == "attn_mask":
+        options["attn_mask"] = torch.randn(m, n, dtype=dtype)
+        count = count * options["attn_mask"].double().exp()
+    if kind in ("is_causal", "both"):
+        options["is_causal"], count = True, count.tril()
+    if kind in ("intercept", "both"):
+        options["intercept"] = True
+    ours = torch.tensor(alpha, dtype=dtype, requires_grad=True)
+    (got,) = torch.autograd.grad(F.sigma_intention(query, key, value, alpha=ours, **options), ours, upstream)
+    exact = ours.detach().double().requires_grad_()
+    wide = [x.double() for x in (query, key, value)]
+    out = along_the_keys(*wide, count, exact, "intercept" in options)
+    (want,) = torch.autograd.grad(out, exact, upstream.double())
+    assert abs(got.double() / want - 1) < 1e-4

@@ -783,7 +783,7 @@ def test_every_scale_of_the_scores(scale):
 
 
 def test_points_of_a_class_that_lie_far_from_0():
-    """Fewer points than features: a Gram of the keys as they are has rounded away what lies between those of a class."""
+    """Fewer points than features: a Gram of the keys as they are has rounded away what lies between a class's."""
     n, d = 23, 41
     key = torch.logspace(0, -6, n, dtype=D).unsqueeze(-1) * torch.linalg.qr(randn(d, n))[0].mT
     key, query, alpha = torch.linalg.qr(randn(n, n))[0] @ key + 2e2, randn(5, d), torch.tensor(1e-6, dtype=D)

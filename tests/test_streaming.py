@@ -12,6 +12,7 @@ from torch import Tensor
 
 from intention import CausalState, causal_intention
 from intention.nn.mixers import MIXERS, make_mixer
+from intention.per_query import linear_causal
 from intention.recurrent import delta_stream
 from intention.streaming import sigma_stream
 
@@ -211,3 +212,15 @@ def test_slopes_of_a_softmax_stream_that_nearly_cancel_are_added_before_they_are
 
     for got, want in zip(slopes(torch.float32), slopes(torch.float64), strict=True):
         torch.testing.assert_close(got.double(), want, rtol=0, atol=1e-4 * want.abs().max().item())
+
+
+def test_linear_attention_of_no_tokens():
+    query, before = torch.randn(2, 5, 3), torch.randn(2, 3, 7)
+    none = torch.randn(2, 0, 3), torch.randn(2, 0, 7)
+    out, total = linear_causal(query, *none)
+    assert out.shape == (2, 5, 7)
+    assert not out.any()
+    assert not total.any()
+    out, total = linear_causal(query, *none, before)
+    torch.testing.assert_close(out, query @ before)
+    torch.testing.assert_close(total, before)

@@ -10,8 +10,8 @@ from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import reference
+from intention import causal_intention, naive
 from intention import functional as F
-from intention import naive
 from intention.solve import batch
 from intention.solve import compiled as doors
 from intention.solve.native import library
@@ -538,3 +538,19 @@ def test_naive_is_not_part_of_the_face():
 
     assert not hasattr(intention.functional, "naive")
     assert naive.intention.__module__ == "intention.naive"
+
+
+def test_forward_mode_within_forward_mode_is_refused():
+    """torch hands a Function's jvp values without the outer tangent: a second derivative would be silently wrong."""
+    q, k, v = torch.randn(3, 7, 5, dtype=torch.float64)
+    alpha = torch.tensor(0.3, dtype=torch.float64)
+    for call in (F.intention, causal_intention):
+
+        def value(a, call=call):
+            return call(q, k, v, alpha=a).sin().sum()
+
+        want = torch.func.jacrev(torch.func.jacrev(value))(alpha)
+        torch.testing.assert_close(torch.func.hessian(value)(alpha), want)
+        torch.testing.assert_close(torch.func.jacrev(torch.func.jacfwd(value))(alpha), want)
+        with pytest.raises(RuntimeError, match=r"torch\.func\.hessian"):
+            torch.func.jacfwd(torch.func.jacfwd(value))(alpha)

@@ -32,19 +32,23 @@ from intention.softmax import (
     fused,
     fused_plain,
     narrowed,
+    rounding_of_alpha,
     scored,
     softmax_attention,
     transform_shared,
     transform_solver,
 )
 from intention.solve.doors import compiling
-from intention.solve.ladder import ROUTES, Report, unpack
+from intention.solve.ladder import ROUTES, TOLERATED, Report, unpack, warn_inaccurate
 from intention.solve.problem import Plan, Problem
 from intention.solve.ridge import ridge
 from intention.solve.rows import Points
+from intention.solve.sigma import SMALL_ROUNDING
 from intention.solve.transform import transform
 
 __all__ = ["ROUTES", "Info", "attention", "intention", "linear_attention", "sigma_intention"]
+
+FEW_TOKENS = 512  # up to which a causal call is solved again query by query, where alpha's gradient needs it
 
 
 class Info(NamedTuple):
@@ -290,11 +294,18 @@ def sigma_intention(
         found = fused(inputs, scale) if counted.keep is None and problem is None else None
     if found is None:
         moved, keys, report = _transformed(call, is_causal, covariance, intercept, solver, scale)
-        moved, report, again = scored(moved, keys, report, solver)
+        moved, report, again = scored(moved, keys, report, solver, inputs)
         if again:
             call = call.double()
             moved, keys, report = _transformed(call, is_causal, covariance, intercept, solver, scale)
-            moved, report, _ = scored(moved, keys, report, solver)
+            moved, report, _ = scored(moved, keys, report, solver, call.inputs)
+        if is_causal and solver == "auto" and not compiling():
+            lost = rounding_of_alpha(moved, report, call.inputs)
+            if lost > SMALL_ROUNDING and key.shape[-2] <= FEW_TOKENS:  # each query by itself knows what it cannot see
+                moved, keys, report = _transformed(call, is_causal, covariance, intercept, solver, scale, each=True)
+            elif lost > TOLERATED:
+                warn_inaccurate(report._replace(error=torch.full_like(report.error, lost)))
+        if call.inputs.key.dtype != inputs.key.dtype:
             report = narrowed(report, inputs.key.dtype)
         found = counted_softmax(moved, keys, call.inputs.value, call.counted, dropout_p, is_causal), report
     out, report = call.result(found[0]), found[1]
@@ -302,24 +313,34 @@ def sigma_intention(
 
 
 def _transformed(
-    call: Prepared, is_causal: bool, covariance: Covariance, intercept: bool, solver: str, scale: float
+    call: Prepared,
+    is_causal: bool,
+    covariance: Covariance,
+    intercept: bool,
+    solver: str,
+    scale: float,
+    each: bool = False,
 ) -> tuple[Tensor, Tensor, Report]:
     """(queries, keys, report) whose products are the scores Q Sigma^-1 K' scale.
 
-    What is scaled are the transformed queries: a rounding of those that came would meet Sigma^-1.
+    What is scaled are the transformed queries: a rounding of those that came would meet Sigma^-1. `each`: query by
+    query, where chunks would do.
     """
-    moved, keys, report = _by_options(call, is_causal, covariance, intercept, solver)
+    moved, keys, report = _by_options(call, is_causal, covariance, intercept, solver, each)
     return moved if scale == 1 else moved * scale, keys, report
 
 
 def _by_options(
-    call: Prepared, is_causal: bool, covariance: Covariance, intercept: bool, solver: str
+    call: Prepared, is_causal: bool, covariance: Covariance, intercept: bool, solver: str, each: bool
 ) -> tuple[Tensor, Tensor, Report]:
     """The same without the scale, by the route that the options need."""
     inputs, counted = call.inputs, call.counted
     keys = inputs.key
     weighed = inputs if counted.keep is None else weigh_mask(inputs, counted.keep)
     own_sigma = not on_keys(covariance)
+    if intercept and not own_sigma:  # keys around one point give the same answers, and nothing large cancels in them
+        keys = centred_key(weighed, counted.keep)
+        inputs, weighed = inputs._replace(key=keys), weighed._replace(key=keys)
     if is_causal or counted.per_query is not None:
 
         def solve(part: Problem, trusted: bool) -> tuple[Tensor, Report]:
@@ -330,7 +351,7 @@ def _by_options(
             out, packed = transform(points, transform_solver(solver), trusted)
             return out, unpack(packed, False, out.dtype)
 
-        if is_causal and not own_sigma and not intercept and solver == "auto":
+        if is_causal and not (own_sigma or intercept or each) and solver == "auto":
             moved, report = in_chunks(weighed, transform_only=True)
         else:
             moved, report = per_query(weighed, counted.per_query, solve)
@@ -338,9 +359,7 @@ def _by_options(
     if own_sigma:
         moved, report = estimated.transform(weighed, covariance, intercept, solver)
         return moved, keys, report
-    if intercept:
-        keys = centred_key(weighed, counted.keep)
-    return transform_shared(inputs._replace(key=keys), solver)
+    return transform_shared(inputs, solver)
 
 
 def _info(report: Report) -> Info:

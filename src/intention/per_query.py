@@ -64,10 +64,11 @@ def linear_causal(query: Tensor, key: Tensor, value: Tensor, before: Tensor | No
     m, n = query.shape[-2], key.shape[-2]
     size = max(1, min(TOKENS, n))
     q = query.narrow(-2, 0, n)
-    q, k, v = (TF.pad(x, (0, 0, 0, -n % size)).unflatten(-2, (-1, size)) for x in (q, key, value))
+    chunks = -(-n // size)
+    q, k, v = (TF.pad(x, (0, 0, 0, -n % size)).unflatten(-2, (chunks, size)) for x in (q, key, value))
     sums = k.mT @ v  # (..., chunks, d, k)
-    first = sums.narrow(-3, 0, 1)
-    first = torch.zeros_like(first) if before is None else before.unsqueeze(-3).expand_as(first)
+    first = sums.new_zeros(*sums.shape[:-3], 1, *sums.shape[-2:])
+    first = first if before is None else before.unsqueeze(-3).expand_as(first)
     sums = torch.cat([first, sums], -3).cumsum(-3)
     out = q @ sums.narrow(-3, 0, sums.shape[-3] - 1) + (q @ k.mT).tril() @ v
     out, total = out.flatten(-3, -2).narrow(-2, 0, n), sums.select(-3, -1)

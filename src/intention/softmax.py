@@ -23,6 +23,7 @@ LARGEST_EXPONENT = 80.0
 SMALLEST_SCALE = 1e-3  # in the kernel, where it divides Sigma; its inverse is the largest
 # How much of cond(Sigma) times rounding counts where a gradient is wanted: its error then stays below 1e-4.
 GRADIENTS = 0.1
+UNSEEN = 0.1  # of a query, the share that keys leave unseen, from which it counts
 
 
 def fused(inputs: Inputs, scale: float) -> tuple[Tensor, Report] | None:
@@ -102,7 +103,7 @@ def centred_key(inputs: Inputs, keep: Tensor | None) -> Tensor:
     return masks.fill(key, keep)
 
 
-def scored(moved: Tensor, key: Tensor, report: Report, solver: str) -> tuple[Tensor, Report, bool]:
+def scored(moved: Tensor, key: Tensor, report: Report, solver: str, inputs: Inputs) -> tuple[Tensor, Report, bool]:
     """(queries, report with the error of the scores, whether they must be computed again in float64).
 
     Named solvers are not certified.
@@ -115,14 +116,31 @@ def scored(moved: Tensor, key: Tensor, report: Report, solver: str) -> tuple[Ten
     if compiling():  # a graph has one precision
         return torch.ops.intention.watched(moved, error), report, False
     largest = coarse = look(error).amax().item()
-    if not gradient_free(moved):  # the gradient of X is rounded before it is multiplied by Sigma^-1
+    if not gradient_free(moved, key):  # the gradient of X is rounded before it is multiplied by Sigma^-1
         eps = torch.finfo(moved.dtype).eps
         coarse = max(coarse, GRADIENTS * eps * look(report.condition).amax().item())
+        coarse = max(coarse, rounding_of_alpha(moved, report, inputs))
     if coarse > SMALL_ROUNDING and moved.dtype != torch.float64 and has_float64(moved.device):
         return moved, report, True
     if largest > TOLERATED:
         warn_inaccurate(Report(*(look(x) for x in report)))
     return moved, report, False
+
+
+def rounding_of_alpha(moved: Tensor, report: Report, inputs: Inputs) -> float:
+    """How much of alpha's gradient is the rounding of what comes back from the softmax: eps cond(Sigma)^2.
+
+    <Q Sigma^-1, g Sigma^-1> along what no key has: X is Q / alpha there, and g is rounding.
+    """
+    alpha = inputs.alpha
+    if not isinstance(alpha, Tensor) or gradient_free(alpha):
+        return 0.0
+    with torch.no_grad():
+        whole = torch.linalg.vector_norm(inputs.query, dim=-1).amax(-1)
+        unseen = alpha * torch.linalg.vector_norm(moved, dim=-1).amax(-1) > UNSEEN * whole
+        condition = torch.where(report.route == DUAL, 0.0, report.condition)
+    largest = look(condition).amax().item() if bool(look(unseen).any()) else 0.0
+    return GRADIENTS * torch.finfo(moved.dtype).eps * largest**2
 
 
 def narrowed(report: Report, dtype: torch.dtype) -> Report:

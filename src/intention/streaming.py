@@ -22,6 +22,7 @@ from torch import Tensor
 
 from intention import checks, storage
 from intention.covariance import default_alpha, gain_of, largest_alpha
+from intention.layout import Inputs
 from intention.prepare import full_precision
 from intention.softmax import scored
 from intention.solve.causal import Tokens
@@ -306,7 +307,8 @@ def sigma_stream(
 
     def transformed(query: Tensor, key: Tensor, before: Any) -> tuple[Tensor, Any, bool]:
         moved, after, report = _run(query, key, None, None, None, scale, before)
-        moved, _, again = scored(moved[..., key.shape[-2] - m :, :], keys.to(moved.dtype), report, "auto")
+        told = Inputs(query, key, value, None, alpha, None)
+        moved, _, again = scored(moved[..., key.shape[-2] - m :, :], keys.to(moved.dtype), report, "auto", told)
         steep = not free and not compiling() and look(report.condition).amax().item() > SLOPES_RATIO
         return moved, after, again or steep
 

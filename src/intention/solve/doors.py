@@ -99,6 +99,24 @@ def unobserved() -> bool:
     return not (torch.is_grad_enabled() or _transforms_active())
 
 
+def refuse_nested_forward(*args: Any) -> None:
+    """torch runs the `jvp` of a Function on values without the tangents of an outer forward mode: silent zeros."""
+    stack = _wrappers.get_interpreter_stack() or []
+    forward = {x.level() for x in stack if x.key() == _wrappers.TransformType.Jvp}
+    if len(forward) < 2:
+        return
+    levels = set()
+    for x in args:
+        while isinstance(x, Tensor) and _wrappers.is_functorch_wrapped_tensor(x):
+            levels.add(_wrappers.maybe_get_level(x))
+            x = _wrappers.get_unwrapped(x)
+    if len(levels & forward) > 1:
+        raise RuntimeError(
+            "forward mode within forward mode (torch.func.jacfwd or jvp, twice) loses derivatives in torch wherever "
+            "there is an autograd.Function; use torch.func.hessian, or jacrev for one of the two"
+        )
+
+
 def legacy_batched(x: Tensor) -> bool:
     """torch.autograd.grad(is_grads_batched=True): no transform is active, and rules of a Function are not asked."""
     return _legacy_batched(x)
@@ -110,6 +128,7 @@ class Door(torch.autograd.Function):
     @classmethod
     def apply(cls, *args: Any) -> Any:
         if _transforms_active() or _unwrap_dead_wrappers is None:
+            refuse_nested_forward(*args)
             return super().apply(*args)
         return super(torch.autograd.Function, cls).apply(*_unwrap_dead_wrappers(args))  # type: ignore[misc]
 

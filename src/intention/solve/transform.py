@@ -16,9 +16,11 @@ from intention.solve.doors import (
     Door,
     asked,
     compiling,
+    eager,
     forward_mode,
     gather_batch,
     gradient_free,
+    legacy_batched,
     no_autocast,
     scatter_batch,
     sum_neighbours,
@@ -30,6 +32,10 @@ from intention.solve.native import rows as native
 from intention.solve.problem import Plan, Problem, pick
 from intention.solve.pullback import Invert
 from intention.solve.rows import Points, transform_rows
+
+# The share of alpha's gradient up to which a rounding of what comes in is let be.
+SURE = 1e-5
+ROUNDINGS = 32  # of a g that is a sum over keys
 
 
 def transform(points: Points, solver: str, trusted: bool) -> tuple[Tensor, Tensor]:
@@ -82,7 +88,13 @@ class Transform(Door):
         *tensors, out, matrix, packed = ctx.saved_tensors
         if (grad := grads[0]) is None:
             return (None,) * 10
-        return *_pull(grad, Points(*tensors), out, matrix, packed, ctx.solver, ctx.inverse), *(None,) * 5
+        points = Points(*tensors)
+        y, key, weight, alpha, gain = _pull(grad, points, out, matrix, packed, ctx.solver, ctx.inverse)
+        if ctx.needs_input_grad[3] and eager() and not legacy_batched(grad):
+            assert alpha is not None
+            assert y is not None
+            alpha = _sure_alpha(alpha, grad, y, out, points)
+        return y, key, weight, alpha, gain, *(None,) * 5
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
@@ -139,6 +151,40 @@ def _pull(
             weight = along if points.gain is None else points.gain.unsqueeze(1) * along
             key_grad = points.weight.unsqueeze(-1) * key_grad
     return y, sum_neighbours(key_grad, times), weight, alpha, gain
+
+
+@no_autocast
+def _sure_alpha(alpha: Tensor, grad: Tensor, y: Tensor, out: Tensor, points: Points) -> Tensor:
+    """-<X, Y> again where it may be rounding: along what no key has, X is Q / alpha and Y the rounding of g / alpha.
+
+    A g of scores is made of the keys; where that of a row is, up to rounding, the product is taken along the keys. The
+    derivatives of `alpha` stay.
+    """
+    with torch.no_grad():
+        eps = torch.finfo(grad.dtype).eps
+        sizes = torch.linalg.vector_norm(grad, dim=-1) * torch.linalg.vector_norm(out, dim=-1)
+        doubtful = ~(eps * sizes.sum(-1) <= SURE * points.alpha * alpha.abs())
+        index = (doubtful & torch.isfinite(alpha) & (points.alpha > 0)).nonzero()[:, 0]
+        if not index.numel() or not has_float64(grad.device):
+            return alpha
+        times = points.rows.shape[0] // max(points.key.shape[0], 1)
+        key = pick(points.key, index // times if times > 1 else index, torch.float64)
+        if points.weight is not None:
+            key = key * pick(points.weight, index, torch.float64).sqrt().unsqueeze(-1)
+        _, s, vt = torch.linalg.svd(key, full_matrices=False)
+        there = s > max(key.shape[1:]) * torch.finfo(torch.float64).eps * s.amax(-1, keepdim=True)
+        span = vt * there.unsqueeze(-1)  # (B, r, d)
+        g, x, z = (torch.bmm(pick(t, index, torch.float64), span.mT) for t in (grad, out, y))
+        beyond = pick(grad, index, torch.float64) - torch.bmm(g, span)
+        reach = torch.linalg.vector_norm(pick(grad, index, torch.float64), dim=-1)
+        # g = dS K is rounded like dS and K, which may cancel
+        spread = s.amax(-1) / torch.where(there, s, torch.inf).amin(-1).clamp_max(s.amax(-1))
+        least = (ROUNDINGS * eps * spread).clamp_max(eps**0.5).unsqueeze(-1)
+        made_of_keys = torch.linalg.vector_norm(beyond, dim=-1) <= least * reach
+        whole = (pick(out, index, torch.float64) * pick(y, index, torch.float64)).sum(-1)
+        sure = -torch.where(made_of_keys, (x * z).sum(-1), whole).sum(-1)
+        correction = torch.zeros_like(alpha).index_copy_(0, index, sure.to(alpha.dtype) - alpha.detach()[index])
+    return alpha + correction
 
 
 def _in_kernels(packed: Tensor) -> bool:
