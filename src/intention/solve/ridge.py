@@ -112,7 +112,7 @@ def hat_of_points(key: Tensor, weight: Tensor | None, alpha: Tensor, gain: Tenso
 def _spectrum(
     key: Tensor, weight: Tensor | None, alpha: Tensor, gain: Tensor | None, size: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """U, s, V', c s^2 + alpha, which directions count, which are rounding, and NaN for an element that is not finite."""
+    """U, s, V', c s^2 + alpha, which directions count, which are rounding, and NaN where an element is not finite."""
     root = 1.0 if weight is None else weight.sqrt().unsqueeze(-1)
     x = root * key
     finite = torch.isfinite(x).flatten(1).all(-1)
