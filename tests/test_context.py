@@ -604,3 +604,18 @@ def test_a_class_of_one_point_that_counts_nothing_in_sums(intercept):
         return torch.autograd.grad(out.square().sum(), w)[0]
 
     close(slope(False), slope(True), 1e-10)
+
+
+@pytest.mark.parametrize("intercept", [False, True])
+def test_leverage_of_nearly_dependent_columns(intercept):
+    """The products of the keys take the narrow direction for rounding; the keys have it."""
+    torch.manual_seed(0)
+    key, value = 13 * torch.randn(19, 3), torch.randn(19, 2)
+    key = torch.cat([key, key[:, :1] + 4e-6 * torch.randn(19, 1)], -1)
+    ctx = intention.fit(key, value, alpha=0, intercept=intercept)
+    rows = torch.cat([key.double(), torch.ones(19, int(intercept), dtype=D)], -1)
+    u = torch.linalg.qr(rows)[0]
+    leverage = u.square().sum(-1)
+    close(ctx.leverage(), leverage, 1e-5)
+    rest = value.double() - u @ (u.mT @ value.double())
+    close(ctx.leave_one_out(), rest / (1 - leverage)[:, None], 1e-5)

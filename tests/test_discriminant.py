@@ -310,3 +310,20 @@ def test_the_slope_of_a_weight_of_0_in_qda_of_few_points():
     with torch.no_grad():
         want = (total(weight + step) - total(weight)) / 1e-6
     assert abs(slope[4] - want) < 1e-4 * abs(want)
+
+
+def test_slopes_of_the_total_route_are_right_or_refused():
+    """Classes so far apart that the logits still hold, and their derivatives no longer."""
+    torch.manual_seed(0)
+    labels, query = torch.arange(17) % 2, torch.randn(5, 3, dtype=D)
+    near = torch.randn(17, 3, dtype=D)
+    for apart in (1.0, 1e1, 1e2, 1e3, 1e4):
+        key = (near + apart * labels[:, None]).requires_grad_()
+        want = torch.autograd.grad(lda(key, labels)(query).square().sum(), key)[0]
+        try:
+            logits = lda(key, labels, route="total")(query)
+        except ValueError:
+            assert apart > 1e1
+            continue
+        got = torch.autograd.grad(logits.square().sum(), key)[0]
+        assert (got - want).norm() < 1e-3 * want.norm()

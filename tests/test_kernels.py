@@ -10,6 +10,7 @@ from sklearn.kernel_approximation import Nystroem as SklearnNystroem
 from sklearn.metrics import pairwise
 from torch.autograd import gradcheck, gradgradcheck
 
+import intention
 from intention import distances, kernels
 from intention.features import fourier, nystroem, restore_features
 from intention.kernels import ArcCosine, Custom, Gaussian, Laplacian, Linear, Polynomial, as_kernel, restore
@@ -511,3 +512,18 @@ def test_restored_features_are_equal_to_the_last_bit(dtype):
         settings = json.loads(json.dumps(phi.settings()))
         again = restore_features(phi.name, settings, {name: t.clone() for name, t in phi.state().items()})
         assert torch.equal(again(query), phi(query))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_numbers_that_are_given_keep_their_precision(dtype):
+    gamma = torch.tensor(0.1234567)
+    head = intention.nn.Intention(
+        kernel=kernels.Gaussian(gamma),
+        embed_key=torch.nn.Linear(3, 3),
+    ).to(dtype)
+    assert torch.equal(head.kernel.gamma, gamma)
+    assert head.embed_key.weight.dtype == dtype
+    bound = intention.constraints.LinearConstraint(torch.full((3, 1), 0.1234567), 0.7654321).to(dtype)
+    assert bound.normal.dtype == torch.float32
+    assert bound.bound.item() == 0.7654321
+    assert bound.double().normal.dtype == torch.float64

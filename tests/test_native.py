@@ -345,3 +345,16 @@ def test_a_saved_factor_serves_torch():
         factor = Factor(found.matrix, wants_inverse(12, shape[3]), found.report[:, 1])
         rhs = problem.key.mT @ problem.value
         torch.testing.assert_close(solve(factor, rhs), found.coef, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("n", [3, 7, 19])
+def test_constant_keys_with_weights_and_an_intercept_are_the_mean(n, dtype):
+    """The rounding that centring leaves of a constant column is no direction, also where weights make the mean."""
+    torch.manual_seed(0)
+    key, value = torch.randn(41, 1, 1, dtype=dtype).expand(41, n, 1), torch.randn(41, n, 2, dtype=dtype)
+    query, weight = torch.randn(41, 11, 1, dtype=dtype), torch.rand(41, n, dtype=dtype)
+    weight[:, 0] = 0
+    got = F.intention(query, key, value, alpha=0.0, weight=weight, intercept=True)
+    want = (weight.unsqueeze(-2) @ value) / weight.sum(-1)[:, None, None]
+    assert (got - want).abs().max() < 1e-5

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from intention.buffers import KeepsPrecision
 from intention.context import Context
 from intention.solve.constrained import KINDS, Constraint
 from intention.solve.constrained import one_pass as _one_pass
@@ -24,7 +25,7 @@ def one_pass(context: Context, normal: Tensor, bound: float | Tensor, kind: str 
     return _one_pass(free, context.solve_sigma, (constraint,)).to(context.dtype)
 
 
-class LinearConstraint(nn.Module):
+class LinearConstraint(KeepsPrecision):
     """C'w >= c or C'w = c as a module: C (d, p) and c may be parameters, and move with the model that holds it.
 
     >>> import intention

@@ -73,10 +73,11 @@ class Context(Kept):
     def leverage(self) -> Tensor:
         """How much each point pulls its own prediction, df_i/dv_i (..., N)."""
         self._unconstrained("leverage")
-        key, _, weight = self._need_points("leverage")
+        _, _, weight = self._need_points("leverage")
         self._need_closed_form("leverage")
-        system = self._certified
-        return (system.leverage() if isinstance(system, Dual) else system.leverage(key, weight)).to(self.dtype)
+        if isinstance(self._system, Dual):
+            return self._certified.leverage().to(self.dtype)  # type: ignore[union-attr,call-arg]
+        return self._system.leverage(self._hat, weight).to(self.dtype)
 
     def leave_one_out(self) -> Tensor:
         """v_i minus the prediction of the fit without point i, (..., N, k), in closed form.
@@ -86,8 +87,11 @@ class Context(Kept):
         self._unconstrained("leave_one_out")
         key, value, weight = self._need_points("leave_one_out")
         self._need_closed_form("leave_one_out")
-        system = self._certified
-        out, risky = system.leave_one_out() if isinstance(system, Dual) else system.leave_one_out(key, value, weight)
+        if isinstance(self._system, Dual):
+            out, risky = self._certified.leave_one_out()  # type: ignore[union-attr,call-arg]
+        else:
+            w, _, _, report = self._linear
+            out, risky = self._system.leave_one_out(self._hat, w, report.error, key, value, weight)
         if eager() and bool(risky.any()):
             out = left_out.refit(self, out, risky)
         return out.to(self.dtype)

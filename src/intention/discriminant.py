@@ -18,7 +18,7 @@ from intention.dual import Dual, Inner
 from intention.fitting import bind_kernel, fit
 from intention.functional import Info
 from intention.primal import Primal
-from intention.solve.doors import eager
+from intention.solve.doors import eager, gradient_free
 from intention.solve.inverse import inverse
 from intention.solve.ladder import PINV, Report
 from intention.solve.stats import Stats
@@ -233,7 +233,8 @@ def _certified_core(matrix: Tensor, report: Report) -> Tensor:
     except ValueError:
         raise ValueError(_TOTAL) from None
     if eager():
-        error = (report.error + floor) * core.detach().diagonal(0, -2, -1).amax(-1)
+        size = core.detach().diagonal(0, -2, -1).amax(-1)
+        error = (report.error + floor) * (size if gradient_free(matrix) else size.square())  # slopes hold it twice
         # a pseudo-inverse is small, whatever it left out
         if bool(((error > 1e-3) | (own.route == PINV)).any()):
             raise ValueError(_TOTAL)

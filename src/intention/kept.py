@@ -20,7 +20,8 @@ from intention.solve.centring import centred
 from intention.solve.constrained import Constraint, constrained
 from intention.solve.doors import eager, gradient_free
 from intention.solve.ladder import TOLERATED, Report, warn_inaccurate
-from intention.solve.ridge import solve_points
+from intention.solve.problem import relative_size
+from intention.solve.ridge import hat_of_points, solve_points
 from intention.solve.stats import Stats
 
 # An estimated error above this is worth another look at the points themselves, whose condition is not squared. The
@@ -166,6 +167,23 @@ class Kept:
         fine = self.dtype == torch.float64 or not gradient_free(*self._points, self.alpha)
         system, limit = self._system, DOUBTFUL_FLOAT64 if fine else DOUBTFUL
         return not bool(((system.report.error < limit) & ~system.singular).all())
+
+    @lazy
+    def _hat(self) -> Tensor:
+        """w k Sigma^-1 k' (..., N) of the points themselves, of a d x d system"""
+        key, _, weight = self._wide
+        system = self._system
+        assert isinstance(system, Primal)
+        hat = system.hat(key, weight)
+        if not self._doubted:
+            return hat
+        size = key.detach().abs()
+        around = key if system.mean_key is None else centred(key, weight)[0]
+        exact = hat_of_points(around.detach(), weight, self.alpha, self._gain, size)
+        if not gradient_free(key, weight, self.alpha):  # the slopes are those of the sums
+            error = relative_size((hat.detach() - exact).unsqueeze(-1), exact.unsqueeze(-1))
+            warn_inaccurate(system.report._replace(error=error), "derivatives of leverages")
+        return hat + (exact - hat).detach()
 
     def _warn_of_slopes(self, report: Report) -> None:
         """Sums hold no residuals V - KW, which derivatives are made of: at large conditions those are rounding."""

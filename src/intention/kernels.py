@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from intention import checks
+from intention.buffers import KeepsPrecision
 from intention.distances import absolute_distance, inner, median_distance, squared_distance, wide, with_diagonal
 
 Function = Callable[[Tensor, Tensor], Tensor]
@@ -126,7 +127,7 @@ class Linear(Kernel):
         return wide(x).square().sum(-1)
 
 
-class _Scaled(Kernel):
+class _Scaled(Kernel, KeepsPrecision):
     """A kernel with a gamma: a number, a tensor (a Parameter is trained as it is), or None = read from the context."""
 
     log_gamma: nn.Parameter | None

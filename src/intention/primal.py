@@ -93,26 +93,21 @@ class Primal:
         u = self.square(key)
         return u if weight is None else weight * u
 
-    def leverage(self, key: Tensor, weight: Tensor | None) -> Tensor:
+    def leverage(self, hat: Tensor, weight: Tensor | None) -> Tensor:
         """df_i / dv_i (..., N): w u, and w / n for the intercept"""
         if not self.rule.intercept:
-            return self.hat(key, weight)
+            return hat
         total = torch.where(self.stats.total > 0, self.stats.total, 1.0)[..., None]
-        return self.hat(key, weight) + (1.0 if weight is None else weight) / total
+        return hat + (1.0 if weight is None else weight) / total
 
-    def leave_one_out(self, key: Tensor, value: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
+    def leave_one_out(
+        self, hat: Tensor, w: Tensor, error: Tensor, key: Tensor, value: Tensor, weight: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         """Errors (..., N, k), and (..., N) the points whose closed form is not exact: leverages near 1."""
         r = key if self.mean_key is None else key - self.mean_key
         target = value if self.mean_value is None else value - self.mean_value
-        hat = ((r @ self._solved[0]) * r).sum(-1)
-        hat = hat if weight is None else weight * hat
         count, gain = self.stats.total if self.rule.intercept else None, self.rule.gain
-        shrunk = hat.detach() if gain is None else gain.detach()[..., None] * hat.detach()
-        left = 1 - shrunk * loo.stretch(weight, count, target).squeeze(-1)
-        risky = ~(left > (1e5 * self.report.error).clamp(1e-6, 0.5)[..., None]) & torch.isfinite(shrunk)
-        risky = risky if count is None else risky | loo.lonely(weight, count)
-        hat = torch.where(risky, 0.0, hat)  # a division by 0 that is not used would still reach the gradient
-        return loo.residuals(hat, r @ self.w, target, weight, count, gain), risky
+        return loo.closed_form(hat, r @ w, target, weight, count, gain, error)
 
     def spectral(self, key: Tensor, value: Tensor, weight: Tensor | None) -> loo.Spectral:
         r = key if self.mean_key is None else key - self.mean_key

@@ -43,6 +43,24 @@ def residuals(
     return times * (target * (1 + (1 - c) * hat)[..., None] - fitted) / (1 - c * hat)[..., None]
 
 
+def closed_form(
+    hat: Tensor,
+    fitted: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    count: Tensor | None,
+    gain: Tensor | None,
+    error: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Residuals, and (..., N) the points whose closed form is not exact: leverages near 1, to the `error` of hat."""
+    shrunk = hat.detach() if gain is None else gain.detach()[..., None] * hat.detach()
+    left = 1 - shrunk * stretch(weight, count, target).squeeze(-1)
+    risky = ~(left > (1e5 * error).clamp(1e-6, 0.5)[..., None]) & torch.isfinite(shrunk)
+    risky = risky if count is None else risky | lonely(weight, count)
+    hat = torch.where(risky, 0.0, hat)  # a division by 0 that is not used would still reach the gradient
+    return residuals(hat, fitted, target, weight, count, gain), risky
+
+
 def stretch(weight: Tensor | None, count: Tensor | None, like: Tensor) -> Tensor:
     """n / (n - w) (..., N, 1), and 1 without an intercept, or where all the weight is that point's."""
     if count is None:

@@ -83,7 +83,38 @@ def _by_svd(
 ) -> tuple[Tensor, Report, Tensor]:
     """W = V s / (c s^2 + alpha) U'V~ with K~ = U s V', and the directions (columns) that only rounding has."""
     root = 1.0 if weight is None else weight.sqrt().unsqueeze(-1)
-    x, target = root * key, root * value
+    u, s, vt, sigma, kept, noisy, lost = _spectrum(key, weight, alpha, gain, size)
+    power = torch.where(kept, s / sigma, 0.0)
+    w = torch.bmm(vt.mT, power.unsqueeze(-1) * torch.bmm(u.mT, root * value))
+    least = torch.where(kept, sigma, torch.inf).amin(-1)
+    ratio = torch.where(kept.any(-1), sigma.amax(-1) / least, 1.0)
+    eps = torch.finfo(key.dtype).eps
+    report = Report(torch.full_like(ratio, PINV), ratio + lost, eps * ratio.sqrt() + lost)
+    w = torch.where((root * key != 0).any(1).unsqueeze(-1), w, 0.0)  # a column of zeros, exactly
+    return w + lost.view(-1, 1, 1), report, vt.mT * noisy.unsqueeze(1)
+
+
+@torch.no_grad()
+def hat_of_points(key: Tensor, weight: Tensor | None, alpha: Tensor, gain: Tensor | None, size: Tensor) -> Tensor:
+    """w k Sigma^-1 k' (..., N) of the points themselves: U^2 s^2 / (c s^2 + alpha). Arguments as in `solve_points`."""
+    shapes = {"key": key.shape[:-2], "alpha": alpha.shape}
+    lead, n = checks.leading(**shapes, weight=() if weight is None else weight.shape[:-1]), key.shape[-2]
+
+    def flat(x: Tensor, *own: int) -> Tensor:
+        return x.expand((*lead, *own)).reshape(-1, *own)
+
+    args = flat(key, *key.shape[-2:]), None if weight is None else flat(weight, n), flat(alpha)
+    u, s, _, sigma, kept, _, lost = _spectrum(*args, None if gain is None else flat(gain), flat(size, *size.shape[-2:]))
+    share = torch.where(kept, s.square() / sigma, 0.0)
+    return ((u.square() * share.unsqueeze(1)).sum(-1) + lost.unsqueeze(-1)).reshape(*lead, n)
+
+
+def _spectrum(
+    key: Tensor, weight: Tensor | None, alpha: Tensor, gain: Tensor | None, size: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """U, s, V', c s^2 + alpha, which directions count, which are rounding, and NaN where an element is not finite."""
+    root = 1.0 if weight is None else weight.sqrt().unsqueeze(-1)
+    x = root * key
     finite = torch.isfinite(x).flatten(1).all(-1)
     u, s, vt = torch.linalg.svd(torch.where(finite.view(-1, 1, 1), x, 0.0), full_matrices=False)
     eps, top = torch.finfo(x.dtype).eps, s.amax(-1, keepdim=True)
@@ -93,14 +124,7 @@ def _by_svd(
     noise = 2 * eps * torch.bmm(vt.abs(), torch.linalg.vector_norm(root * size, dim=1).unsqueeze(-1)).squeeze(-1)
     noisy = ~(s > noise) & (s > max(x.shape[1:]) * eps * top) & (floor == 0) & finite.unsqueeze(-1)
     kept = ((s > max(x.shape[1:]) * eps * top) & ~noisy | (floor > 0)) & (sigma > 0)
-    power = torch.where(kept, s / sigma, 0.0)
-    w = torch.bmm(vt.mT, power.unsqueeze(-1) * torch.bmm(u.mT, target))
-    least = torch.where(kept, sigma, torch.inf).amin(-1)
-    ratio = torch.where(kept.any(-1), sigma.amax(-1) / least, 1.0)
-    lost = torch.where(finite, 0.0, torch.nan)
-    report = Report(torch.full_like(ratio, PINV), ratio + lost, eps * ratio.sqrt() + lost)
-    w = torch.where((x != 0).any(1).unsqueeze(-1), w, 0.0)  # a column of zeros, exactly
-    return w + lost.view(-1, 1, 1), report, vt.mT * noisy.unsqueeze(1)
+    return u, s, vt, sigma, kept, noisy, torch.where(finite, 0.0, torch.nan).to(x.dtype)
 
 
 def _by_ladder(key: Tensor, value: Tensor, weight: Tensor | None, alpha: Tensor, gain: Tensor | None) -> Tensor:

@@ -95,6 +95,21 @@ In<T> copy_rows(Int m, Int n, In<T> rows, T* to) {
     return rows_of<const T>(to, n);
 }
 
+// 0 in the columns whose counted entries are all equal: their rounding would be a direction that alpha = 0 divides by.
+template <class T>
+void drop_rounding(Int n, Int d, In<T> rows, const T* weight, T* centred) {
+    const auto counts = [&](Int i) { return !weight || weight[i] > 0; };
+    for (Int j = 0; j < d; ++j) {
+        Int first = 0;
+        while (first < n && !counts(first)) ++first;
+        Int other = first;
+        while (other < n && (!counts(other) || rows.p[other * rows.rs + j] == rows.p[first * rows.rs + j])) ++other;
+        if (other < n) continue;
+        for (Int i = first; i < n; ++i)
+            if (counts(i)) centred[i * d + j] = 0;
+    }
+}
+
 // Subtract the weighted means, twice: the second pass removes the rounding of the first mean.
 template <class T>
 void centre(const RidgeArguments& a, Head<T>& head, Arena& arena) {
@@ -108,6 +123,7 @@ void centre(const RidgeArguments& a, Head<T>& head, Arena& arena) {
     }
     for (Int i = 0; i < n; ++i) share[i] = (head.weight ? head.weight[i] : T(1)) / total;
     T *query = arena.take<T>(m * d), *key = arena.take<T>(n * d), *value = arena.take<T>(n * k);
+    const In<T> given = head.key;
     for (int pass = 0; pass < 2; ++pass) {
         multiply<T>(1, d, n, {share, n, 1}, head.key, rows_of(mean_key, d));
         multiply<T>(1, k, n, {share, n, 1}, head.value, rows_of(shift, k));
@@ -116,6 +132,7 @@ void centre(const RidgeArguments& a, Head<T>& head, Arena& arena) {
         head.value = rows_of<const T>(subtract(n, k, head.value, shift, value), k);
         for (Int j = 0; j < k; ++j) mean[j] += shift[j];
     }
+    drop_rounding(n, d, given, head.weight, key);
     head.mean_value = mean, head.share = share, head.total = total;
 }
 
