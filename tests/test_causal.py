@@ -468,3 +468,50 @@ def test_the_gradient_of_alpha_with_a_state(size: float, covariance: str) -> Non
         inner = share * gram[:t, :t] + a * torch.eye(t, dtype=D)
         want = want + (q[t - 1] @ k[:t].mT @ torch.linalg.solve(inner, v[:t]) * grad[t - 1].double()).sum()
     torch.testing.assert_close(got.double(), torch.autograd.grad(want, a)[0], rtol=1e-4, atol=0.0)
+
+
+def test_transforms_of_a_state() -> None:
+    """Pieces with a state between them, under torch.func, against the whole."""
+    n, d, k = 5, 3, 2
+    own = (*torch.randn(2, n, d, dtype=D), torch.randn(n, k, dtype=D), torch.tensor(0.3, dtype=D))
+    own = (*own, torch.rand(n, dtype=D), 0.6 + 0.3 * torch.rand(n, dtype=D))
+    every = tuple(range(6))
+
+    def whole(q: Tensor, key: Tensor, v: Tensor, a: Tensor, w: Tensor, g: Tensor) -> Tensor:
+        return causal_intention(q, key, v, alpha=a, covariance="convex", weight=w, decay=g).sin()
+
+    def pieces(q: Tensor, key: Tensor, v: Tensor, a: Tensor, w: Tensor, g: Tensor) -> Tensor:
+        state = intention.CausalState.empty(d, k, alpha=a, covariance="convex")
+        one, state = state.prefill(q[:2], key[:2], v[:2], weight=w[:2], decay=g[:2])
+        two, state = state.prefill(q[2:], key[2:], v[2:], weight=w[2:], decay=g[2:])
+        return torch.cat([one, two]).sin()
+
+    f = torch.func
+    first = f.jacrev(whole, every)(*own)
+    torch.testing.assert_close(f.jacrev(pieces, every)(*own), first)
+    torch.testing.assert_close(f.jacfwd(pieces, every)(*own), first)
+    torch.testing.assert_close(*(f.hessian(lambda *x, g=g: g(*x).sum(), every)(*own) for g in (pieces, whole)))
+    twice = [torch.stack([x, 0.9 * x]) for x in own]
+    both = (f.vmap(f.grad(lambda *x, g=g: g(*x).sum(), every))(*twice) for g in (pieces, whole))
+    torch.testing.assert_close(*both)
+
+
+def test_transforms_of_a_language_model() -> None:
+    """Gradients per sequence, and products with the Hessian."""
+    model = intention.nn.InformerLM(11, 8, 2, 1).double()
+    own = {name: x.detach() for name, x in model.named_parameters()}
+    tokens = torch.randint(0, 11, (3, 7))
+    f = torch.func
+
+    def loss(own: dict[str, Tensor], tokens: Tensor) -> Tensor:
+        logits, _ = f.functional_call(model, own, (tokens[None],))
+        return torch.nn.functional.cross_entropy(logits[0, :-1], tokens[1:])
+
+    each = f.vmap(f.grad(loss), (None, 0))(own, tokens)
+    leaves = {name: x.clone().requires_grad_() for name, x in own.items()}
+    want = torch.autograd.grad(loss(leaves, tokens[1]), list(leaves.values()), create_graph=True)
+    torch.testing.assert_close([x[1] for x in each.values()], [x.detach() for x in want])
+    along = {name: torch.randn_like(x) for name, x in own.items()}
+    moved = f.jvp(lambda x: f.grad(loss)(x, tokens[1]), (own,), (along,))[1]
+    slope = sum((x * y).sum() for x, y in zip(want, along.values(), strict=True))
+    torch.testing.assert_close(list(moved.values()), list(torch.autograd.grad(slope, list(leaves.values()))))

@@ -261,12 +261,30 @@ def pull_first(grad: Tensor, nine: Nine, way: Tensor, transposed: bool, hidden: 
     if transposed or nine[8] is not None:
         return _pull(grad, nine, transposed, _plain)
     quick = (*pull_causal(grad, Tokens(*nine[:8])), None)  # type: ignore[arg-type]
-    slow = way >= (STEEP if hidden else ROOTED)
+    slow = way >= (STEEP if hidden and nine[3] is not None else ROOTED)
+    if hidden:
+        slow = slow | ((way == STEEP) & _lost(quick, nine))
     if not bool(slow.any()):
         return quick
     index = slow.nonzero()[:, 0]
     again = _pull(grad[index], _take(nine, index), False, _plain)
     return tuple(x if x is None or y is None else x.index_copy(0, index, y) for x, y in zip(quick, again, strict=True))
+
+
+def _lost(found: Nine, nine: Nine) -> Tensor:
+    """Where alpha's gradient, sum z_t r_t, may have lost more than 1e-3: |z| <= |q| / alpha, and of r_t = W_t g_t, the
+    gradient of the query, eps |A| / alpha is rounding."""
+    query, key, _, weight, alpha, gain, gram, *_ = (None if x is None else x.double() for x in nine)
+    assert query is not None
+    assert key is not None
+    assert alpha is not None
+    assert found[0] is not None
+    assert found[4] is not None
+    squares = key.square() if weight is None else weight.unsqueeze(-1) * key.square()
+    largest = squares.sum(1) if gram is None else squares.sum(1) + gram.diagonal(0, -2, -1)
+    largest = largest.amax(-1) if gain is None else gain * largest.amax(-1)
+    both = (query.norm(dim=-1) * found[0].double().norm(dim=-1)).sum(-1)
+    return ~(torch.finfo(torch.float64).eps * largest * both / alpha.square() < 1e-3 * found[4].double().abs())
 
 
 def _plain(*args: Any) -> Tensor:
