@@ -18,7 +18,7 @@ from fuzz.draw import Case, Draw, Tensors
 
 FAMILIES = {"functional": 8, "causal": 4, "context": 4, "discriminant": 1, "heads": 2, "mixers": 2}  # shares of a round
 WRONG, CLOSE, UNDECIDED = 1e-3, 1e-5, 1e-5
-LOOSE = 0.1  # a case with more allowance than this only shows that a call runs: it is in no share
+LOOSE = 0.02  # a case with more allowance than this only shows that a call runs: it is in no share
 
 
 class Outcome(NamedTuple):
