@@ -103,7 +103,10 @@ class Truth(NamedTuple):
 
 def truth(case: Case, seed: int, grad: bool) -> Truth | None:
     """What should come, by two roundings of the same formula; None where they disagree."""
-    grads = upstream(with_gradients(case, dict(case.tensors), False, None)[0], seed) if grad else None
+    try:
+        grads = upstream(with_gradients(case, dict(case.tensors), False, None)[0], seed) if grad else None
+    except torch.linalg.LinAlgError:  # as of values: nothing is left of a class, which the call refuses
+        return None
     found = []
     for rounding in (nullcontext(), oracle.mirrored(), oracle.uncancelled()):
         tensors = {name: x.clone() for name, x in case.tensors.items()}
