@@ -6,7 +6,9 @@ import torch
 import reference
 from fuzz import oracle
 from fuzz.draw import Draw
-from fuzz.run import Survey
+from fuzz.run import FAMILIES, Survey
+
+ROUND = sum(FAMILIES.values())
 
 
 @pytest.mark.parametrize("softmax", [False, True])
@@ -38,6 +40,18 @@ def test_a_wide_fit_without_regularisation_is_the_pseudo_inverse():
     torch.testing.assert_close(oracle.intention(query, key, value, one, zero), want)
     with oracle.mirrored():
         torch.testing.assert_close(oracle.intention(query, key, value, one, zero), want)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_no_option_is_silently_wrong(grad):
+    """A seeded part of `make fuzz`."""
+    survey = Survey().run(FAMILIES, (12 if grad else 24) * ROUND, 0, grad)
+    assert not survey.silent, "\n".join(survey.silent)
+    assert not survey.raised, "\n".join(survey.raised)
+    assert survey.share("float32", "value", 1e-5) >= 0.995
+    if grad:
+        assert survey.share("float32", "gradient", 1e-4) >= 0.995
+    assert sum(survey.count[family, "undecided"] for family in FAMILIES) <= 0.02 * 24 * ROUND
 
 
 def test_the_fuzz_sees_a_wrong_answer(monkeypatch):

@@ -433,3 +433,23 @@ def test_causal_linear_attention_in_chunks(sizes, kind, groups):
     torch.testing.assert_close(
         torch.autograd.grad(got, (q, k, v), upstream), torch.autograd.grad(want, (q, k, v), upstream)
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [(11, 19), (7, 301)])
+def test_the_slope_of_a_mask_within_classes_beside_a_small_alpha(size, dtype):
+    """dL/dw_i = (k_i Z) v_i' - (x_i Z)(x_i W)', x = k - class mean, which does not cancel; a mask has w dL/dw."""
+    n, d = size
+    gen = torch.Generator().manual_seed(0)
+    q, k, mask = (torch.randn(*x, generator=gen) for x in ((5, d), (n, d), (n,)))
+    k, v, upstream = 20 * k, torch.eye(3)[torch.arange(n) % 3], torch.randn(5, 3, generator=gen)
+    leaf = mask.to(dtype).requires_grad_()
+    out = F.intention(*(x.to(dtype) for x in (q, k, v)), leaf.expand(5, n), alpha=1e-6, covariance="within")
+    (got,) = torch.autograd.grad(out, leaf, upstream.to(dtype))
+    q, k, v, weight, upstream = (x.double() for x in (q, k, v, mask.double().exp(), upstream))
+    x = k - v @ ((v * weight[:, None]).mT @ k / (weight @ v)[:, None])
+    _, s, vt = torch.linalg.svd(weight.sqrt()[:, None] * x)
+    inverse = 1 / (torch.nn.functional.pad(s.square(), (0, d - len(s))) + 1e-6)
+    w, z = ((vt.mT * inverse) @ (vt @ y) for y in (k.mT @ (weight[:, None] * v), q.mT @ upstream))
+    want = weight * ((k @ z * v).sum(-1) - (x @ z * (x @ w)).sum(-1))
+    torch.testing.assert_close(got.double(), want, rtol=0, atol=1e-4 * want.abs().max().item())

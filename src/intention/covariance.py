@@ -21,6 +21,9 @@ from intention import checks
 from intention.solve.centring import EPS, FLAT, value_zero
 from intention.solve.doors import eager
 
+# trace(S) / alpha up to which the N x N form of "within" serves values and gradients; the d x d form serves any
+DUAL_RATIO = 1e8
+
 Covariance = str | Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
@@ -86,6 +89,16 @@ def in_live_class(value: Tensor, weight: Tensor) -> Tensor:
     """(..., N): points whose class has weight. One that comes alone is the mean of its class, whatever it weighs."""
     live = (value * weight.unsqueeze(-1)).sum(-2, keepdim=True) > 0
     return (value * live).sum(-1) > 0
+
+
+def dual_serves(key: Tensor, labels: Tensor, weight: Tensor | None, rule: Rule) -> bool:
+    """Whether the N x N form around class means does for every problem: it takes the points out of 1 / alpha."""
+    if not eager():
+        return True
+    square = deviations(key.detach(), labels, weight).square().sum(-1)
+    trace = (square if weight is None else weight * square).sum(-1)
+    trace = trace if rule.gain is None else rule.gain * trace
+    return bool((rule.alpha > trace / DUAL_RATIO).all())
 
 
 def within_scatter(key: Tensor, labels: Tensor, weight: Tensor | None) -> Tensor:

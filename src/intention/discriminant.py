@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from intention import checks, classes
-from intention.covariance import Rule, class_shares, within_scatter
+from intention.covariance import Rule, class_shares, dual_serves, within_scatter
 from intention.dual import Dual, Inner
 from intention.fitting import bind_kernel, fit
 from intention.functional import Info
@@ -123,7 +123,7 @@ def lda(
     if kernel is None:
         centre = (mass / mass.sum(-1, keepdim=True)).unsqueeze(-2) @ key.double()
     wide = key.double() - centre
-    dual = kernel is not None or (n < d and classes.all_regular(rule))
+    dual = kernel is not None or (n < d and dual_serves(wide, labels, mass, rule))
     if dual:
         system: Primal | Dual = Dual(Inner(wide, mass, False, bound), labels, mass, rule)
     else:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from intention import checks, layout
-from intention.covariance import Covariance, Rule, is_named, matrix_of, within_scatter
+from intention.covariance import Covariance, Rule, dual_serves, is_named, matrix_of, within_scatter
 from intention.dual import Dual, Inner
 from intention.layout import Inputs
 from intention.prepare import is_dual
@@ -46,11 +46,10 @@ def system_of(inputs: Inputs | Problem, covariance: Covariance, intercept: bool,
     _, key, value, weight, alpha, gain = inputs
     if not isinstance(alpha, Tensor):
         alpha = torch.tensor(alpha, dtype=torch.float64, device=key.device)
-    dual = is_named(covariance) and is_dual(solver, key)
-    if dual and eager():
-        dual = bool((alpha > 0).all())  # the dual of another Sigma than that of the keys divides by alpha
+    key, value, weight = key.double(), value.double(), None if weight is None else weight.double()
     rule = Rule(alpha.double(), None if gain is None else gain.double(), intercept, covariance)
-    return _linear_system(key.double(), value.double(), None if weight is None else weight.double(), rule, dual)
+    dual = is_named(covariance) and is_dual(solver, key) and dual_serves(key, value, weight, rule)
+    return _linear_system(key, value, weight, rule, dual)
 
 
 def _linear_system(key: Tensor, value: Tensor, weight: Tensor | None, rule: Rule, dual: bool) -> Primal | Dual:

@@ -76,7 +76,7 @@ def make(seed: int, grad: bool) -> Case:
         lambda t: call(kind, how, t, heads, fixed, options, cuts),
         lambda t: expected(kind, how, t, heads, fixed, options),
         tuple(x for x in tensors if x not in kinds),
-        # projections are in the dtype of the module, and their rounding is that of the keys
+        # projections are in the dtype of the module, and their rounding is that of the keys: such a case only runs
         allowance=(2.0 if grad else 0.3) if dtype in HALF else 0.0,
         kinds=kinds,
     )
