@@ -58,3 +58,11 @@ def test_the_fuzz_sees_a_wrong_answer(monkeypatch):
     """Break a formula once, and every family that uses it fails."""
     monkeypatch.setattr(oracle, "mean", lambda x, count: 1.01 * x.mean(-2, keepdim=True))
     assert Survey().run(["heads", "context"], 30, 0, False).silent
+
+
+@pytest.mark.parametrize("seed", [61265, 60022, 60935])
+def test_gradients_that_divide_by_alpha_twice(seed):
+    """Within-class fits and sigma-Intention of queries that keys leave mostly unseen."""
+    survey = Survey()
+    survey.one("functional", seed, True)
+    assert not survey.silent

@@ -6,15 +6,19 @@ import torch
 from torch import Tensor
 
 from intention import checks, layout
-from intention.covariance import Covariance, Rule, dual_serves, is_named, matrix_of, within_scatter
+from intention.covariance import Covariance, Rule, deviations, dual_serves, is_named, matrix_of, within_scatter
 from intention.dual import Dual, Inner
 from intention.layout import Inputs
 from intention.prepare import is_dual
 from intention.primal import Primal
-from intention.solve.doors import eager
+from intention.solve.centring import centred
+from intention.solve.doors import eager, gradient_free
 from intention.solve.ladder import Report
 from intention.solve.problem import Problem
+from intention.solve.ridge import LARGE
+from intention.solve.rows import Points
 from intention.solve.stats import Stats
+from intention.solve.transform import transform as transform_points
 
 SOLVERS = ("auto", "primal", "dual", "float64")
 
@@ -69,11 +73,36 @@ def predict_shared(
     """Q Sigma^-1 K'WV"""
     system = system_of(inputs, covariance, intercept, solver)
     out = system.predict(inputs.query.double())
+    watched = eager() and not gradient_free(*(x for x in inputs if isinstance(x, Tensor)))
+    if isinstance(system, Dual) and watched and inputs.key.shape[-1] <= LARGE:
+        moving = _by_points(inputs, intercept)  # differences that are divided by alpha have no slopes but rounding
+        out = moving + (out - moving).detach()
     if scale != 1:
         mean = 0.0 if system.mean_value is None else system.mean_value
         out = mean + scale * (out - mean)
     lead = layout.context_lead(inputs)
     return out, Report(*(x.to(inputs.key.dtype).expand(lead) for x in system.report))
+
+
+def _by_points(inputs: Inputs, intercept: bool) -> Tensor:
+    """The prediction of a within-class fit by the d x d Sigma of the deviations, whose slopes do not cancel."""
+    query, key, value, weight, alpha, gain = (x.double() if isinstance(x, Tensor) else x for x in inputs)
+    lead, (n, d) = layout.context_lead(inputs), key.shape[-2:]
+    alpha = alpha if isinstance(alpha, Tensor) else key.new_full((), alpha)
+    around, mean = deviations(key, value, weight), 0.0
+    if intercept:
+        (key, centre), (value, mean) = centred(key, weight), centred(value, weight)
+        query = query - centre
+    rhs = value.mT @ (key if weight is None else weight.unsqueeze(-1) * key)  # V'WK (..., k, d)
+    points = Points(
+        rhs.expand(*lead, *rhs.shape[-2:]).reshape(-1, *rhs.shape[-2:]),
+        around.expand(*lead, n, d).reshape(-1, n, d),
+        None if weight is None else weight.expand(*lead, n).reshape(-1, n),
+        alpha.expand(lead).reshape(-1),
+        None if gain is None else gain.expand(lead).reshape(-1),
+    )
+    w = transform_points(points, "auto", True)[0]
+    return query @ w.reshape(*lead, *rhs.shape[-2:]).mT + mean
 
 
 def predict_each(

@@ -10,7 +10,17 @@ import torch
 from torch import Tensor
 
 from intention import checks
-from intention.covariance import Covariance, Rule, gain_of, in_live_class, is_named, matrix_of, on_keys, within_scatter
+from intention.covariance import (
+    Covariance,
+    Rule,
+    dual_serves,
+    gain_of,
+    in_live_class,
+    is_named,
+    matrix_of,
+    on_keys,
+    within_scatter,
+)
 from intention.dual import Dual, Inner
 from intention.features import Features
 from intention.kernels import BoundKernel, Custom
@@ -120,7 +130,7 @@ class Kept:
             return self._kernel_system(rule)
         if self.key is not None and self.stats is None and is_named(self.covariance):
             key, value, weight = self._wide
-            regular = on_keys(self.covariance) or not eager() or bool((self.alpha > 0).all())
+            regular = on_keys(self.covariance) or dual_serves(key, value, weight, rule)
             if key.shape[-2] <= key.shape[-1] and regular:
                 return Dual(Inner(key, weight, rule.intercept, None), value, weight, rule)
             if self.covariance == "within":
