@@ -262,7 +262,7 @@ def pull_first(grad: Tensor, nine: Nine, way: Tensor, transposed: bool, hidden: 
         return _pull(grad, nine, transposed, _plain)
     quick = (*pull_causal(grad, Tokens(*nine[:8])), None)  # type: ignore[arg-type]
     slow = way >= (STEEP if hidden and nine[3] is not None else ROOTED)
-    if hidden:
+    if hidden and bool((way == STEEP).any()):
         slow = slow | ((way == STEEP) & _lost(quick, nine))
     if not bool(slow.any()):
         return quick
