@@ -86,9 +86,10 @@ def predict_shared(
 
 def _by_points(inputs: Inputs, intercept: bool) -> Tensor:
     """The prediction of a within-class fit by the d x d Sigma of the deviations, whose slopes do not cancel."""
-    query, key, value, weight, alpha, gain = (x.double() if isinstance(x, Tensor) else x for x in inputs)
+    query, key, value = inputs.query.double(), inputs.key.double(), inputs.value.double()
+    weight, gain = (None if x is None else x.double() for x in (inputs.weight, inputs.gain))
+    alpha = torch.as_tensor(inputs.alpha, dtype=torch.float64, device=key.device)
     lead, (n, d) = layout.context_lead(inputs), key.shape[-2:]
-    alpha = alpha if isinstance(alpha, Tensor) else key.new_full((), alpha)
     around, mean = deviations(key, value, weight), 0.0
     if intercept:
         (key, centre), (value, mean) = centred(key, weight), centred(value, weight)
