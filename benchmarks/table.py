@@ -239,6 +239,45 @@ def native_part(result: dict[str, Any], part: str) -> str:
     return markdown(head, body)
 
 
+def ladder(result: dict[str, Any]) -> str:
+    """Time at each alpha over that at alpha = 10, and how many of the elements were in float64."""
+    alphas = ["0.0001", "0.01", "0.1", "1"]
+    body = []
+    for row in result["alphas"]:
+        times = row["seconds"]
+        cells = []
+        for alpha in alphas:
+            routes = row["routes"][alpha]
+            wide = routes.get("float64", 0) / sum(routes.values())
+            cells.append(f"{times[alpha] / times['10']:.2f}" + (f" ({wide:.0%})" if wide else ""))
+        body.append([str(row["points"]), row["pass"], ratio(times, "10"), *cells])
+    return markdown(["N", "pass", "α = 10, over SDPA", *(f"α = {float(alpha):g}" for alpha in alphas)], body)
+
+
+def compiled(result: dict[str, Any]) -> str:
+    body = []
+    for row in result["rows"]:
+        times = row["seconds"]
+        cells = [f"{times['eager'] * 1e3:.2f}", f"{times['compiled'] / times['eager']:.2f}"]
+        body.append([f"{row['call']} {tuple(row['shape'])}", row["pass"], *cells, f"{times['nothing'] * 1e3:.2f}"])
+    return markdown(["call", "pass", "eager ms", "compiled / eager", "operator that does nothing, compiled, ms"], body)
+
+
+def padded(result: dict[str, Any]) -> str:
+    """Of causal calls with a third of padding over those without; of a language model over its sdpa."""
+    body = []
+    for label, times in result["padded"].items():
+        cells = (f"{times[name] / times['none']:.2f}" for name in ("left", "right", "middle"))
+        body.append([f"16 heads × 1,024, {label}", *cells])
+    return markdown(["over no padding", "left", "right", "middle"], body)
+
+
+def llama(result: dict[str, Any]) -> str:
+    names = ("intention", "sigma_intention")
+    body = [[label, *(ratio(times, name) for name in names)] for label, times in result["llama"].items()]
+    return markdown(["256 tokens, forward over sdpa", *names], body)
+
+
 def native_about(result: dict[str, Any]) -> str:
     speeds = {threads: f"{speed / 1e9:.0f} GFLOP/s" for threads, speed in result["peak"].items()}
     return (
@@ -283,12 +322,16 @@ def main() -> None:
     fill(page, "speed", causal_speed(result))
     fill(page, "accuracy", causal_accuracy(result))
     fill(page, "memory", causal_memory(result))
+    fill(page, "padded", padded(result))
+    fill(ROOT / "docs" / "transformers.md", "llama", llama(result))
     result = json.loads((ROOT / "benchmarks" / "results" / "native.json").read_text())
     fill(ROOT / "README.md", "speed", short(result))
     page = ROOT / "docs" / "native.md"
     fill(page, "about", native_about(result))
     for part in ("shapes", "sigma", "heads", "causal"):
         fill(page, part, native_part(result, part))
+    fill(page, "ladder", ladder(json.loads((ROOT / "benchmarks" / "results" / "ladder.json").read_text())))
+    fill(page, "compiled", compiled(json.loads((ROOT / "benchmarks" / "results" / "compiled.json").read_text())))
 
 
 if __name__ == "__main__":
