@@ -2,6 +2,7 @@
 
 import warnings
 
+import mpmath  # of sympy, which torch needs
 import pytest
 import torch
 
@@ -458,10 +459,21 @@ def test_the_inverse_and_its_derivatives():
 def test_answers_that_are_doubtful_are_said_to_be():
     key = randn(40, 3)
     key[:, 2] = key[:, 0] + 1e-7 * randn(40)
-    ctx = intention.fit(key, randn(40, 1), alpha=1e-16)
-    for ask in (lambda: ctx.variance(key), ctx.leave_one_out, ctx.leverage):
-        with pytest.warns(intention.AccuracyWarning):
-            ask()
+    value = randn(40, 1)
+    ctx = intention.fit(key, value, alpha=1e-16)
+    with pytest.warns(intention.AccuracyWarning):
+        ctx.variance(key)
+    with mpmath.workdps(50):  # what needs no warning is right
+        points, targets = mpmath.matrix(key.tolist()), mpmath.matrix(value.tolist())
+        inverse = (points.T * points + mpmath.mpf(1e-16) * mpmath.eye(3)) ** -1
+        hat = points * inverse * points.T
+        leverage = [hat[i, i] for i in range(40)]
+        left = targets - hat * targets
+        errors = torch.tensor([float(left[i] / (1 - leverage[i])) for i in range(40)], dtype=D)
+    torch.testing.assert_close(
+        ctx.leverage(), torch.tensor([float(x) for x in leverage], dtype=D), rtol=1e-6, atol=1e-8
+    )
+    torch.testing.assert_close(ctx.leave_one_out().squeeze(-1), errors, rtol=1e-6, atol=1e-8)
 
 
 def test_many_features_and_few_points_stay_small():
