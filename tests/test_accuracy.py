@@ -439,3 +439,16 @@ def test_the_gradient_of_a_small_alpha_where_keys_leave_most_of_a_query_unseen(k
     out = along_the_keys(*wide, count, exact, "intercept" in options)
     (want,) = torch.autograd.grad(out, exact, upstream.double())
     assert abs(got.double() / want - 1) < 1e-4
+
+
+@pytest.mark.parametrize("shape", [(6, 12), (23, 5)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_scores_without_alpha_that_nobody_can_know_are_said_to_be(shape, dtype):
+    """Sigma^+ of keys of condition 1e8 has one of 1e16: its scores are large and rounding decides them."""
+    gen = torch.Generator().manual_seed(0)
+    rank = min(shape)
+    left, right = (torch.linalg.qr(torch.randn(n, rank, generator=gen, dtype=torch.float64))[0] for n in shape)
+    key = 0.1 * (left * torch.logspace(0, -8, rank, dtype=torch.float64)) @ right.mT
+    query, value = torch.randn(7, shape[1], generator=gen), torch.randn(shape[0], 3, generator=gen)
+    with pytest.warns(intention.AccuracyWarning):
+        F.sigma_intention(query.to(dtype), key.to(dtype), value.to(dtype), alpha=0)

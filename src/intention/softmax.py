@@ -13,7 +13,7 @@ from intention.layout import Inputs
 from intention.masks import Counted
 from intention.prepare import is_dual, problem_of, unflatten_report
 from intention.solve.doors import compiling, gradient_free, look
-from intention.solve.ladder import DUAL, FLOAT64, PRIMAL, TOLERATED, Report, has_float64, warn_inaccurate
+from intention.solve.ladder import DUAL, FLOAT64, PINV, PRIMAL, TOLERATED, Report, has_float64, warn_inaccurate
 from intention.solve.problem import Problem
 from intention.solve.rows import Points
 from intention.solve.sigma import SMALL_ROUNDING, rounding, sigma
@@ -110,12 +110,16 @@ def scored(moved: Tensor, key: Tensor, report: Report, solver: str, inputs: Inpu
     """
     with torch.no_grad():
         error = rounding(moved, key)
-    report = report._replace(error=torch.fmax(report.error, _worst(error, report.error.shape).to(report.error.dtype)))
+        # without alpha nothing holds back what the SVD knows least of: Sigma^+ is off by its condition, twice that of K
+        bare = torch.as_tensor(inputs.alpha == 0, device=key.device) & (report.route == PINV)
+        lost = torch.where(bare, torch.finfo(torch.float64).eps * report.condition, 0.0).nan_to_num(0.0)
+        told = torch.fmax(_worst(error, report.error.shape), lost).to(report.error.dtype)
+    report = report._replace(error=torch.fmax(report.error, told))
     if solver != "auto":
         return moved, report, False
     if compiling():  # a graph has one precision
-        return torch.ops.intention.watched(moved, error), report, False
-    largest = coarse = look(error).amax().item()
+        return torch.ops.intention.watched(moved, torch.fmax(error, lost.amax())), report, False
+    largest = coarse = max(look(error).amax().item(), look(lost).amax().item())
     if not gradient_free(moved, key):  # the gradient of X is rounded before it is multiplied by Sigma^-1
         eps = torch.finfo(moved.dtype).eps
         coarse = max(coarse, GRADIENTS * eps * look(report.condition).amax().item())
