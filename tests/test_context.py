@@ -619,3 +619,11 @@ def test_leverage_of_nearly_dependent_columns(intercept):
     close(ctx.leverage(), leverage, 1e-5)
     rest = value.double() - u @ (u.mT @ value.double())
     close(ctx.leave_one_out(), rest / (1 - leverage)[:, None], 1e-5)
+
+
+def test_leverages_of_points_that_nearly_coincide():
+    """Fewer points than features and alpha = 0: each is met exactly, however close they are."""
+    torch.manual_seed(0)
+    key = torch.randn(1, 6, dtype=D) + torch.tensor([[0.0], [1e-9]], dtype=D) * torch.randn(2, 6, dtype=D)
+    ctx = intention.fit(key, torch.randn(2, 1, dtype=D), alpha=0)
+    torch.testing.assert_close(ctx.leverage(), torch.ones(2, dtype=D))

@@ -75,8 +75,6 @@ class Context(Kept):
         self._unconstrained("leverage")
         _, _, weight = self._need_points("leverage")
         self._need_closed_form("leverage")
-        if isinstance(self._system, Dual):
-            return self._certified.leverage().to(self.dtype)  # type: ignore[union-attr,call-arg]
         return self._system.leverage(self._hat, weight).to(self.dtype)
 
     def leave_one_out(self) -> Tensor:

@@ -293,9 +293,9 @@ class Dual:
             own = own - (square / self.inner.count[..., None]) / (self.rule.alpha + lifted)[..., None]
         return own, torch.ones_like(own, dtype=torch.bool) if self.weight is None else self.weight > 0
 
-    def leverage(self) -> Tensor:
+    def leverage(self, hat: Tensor, weight: Tensor | None) -> Tensor:
         """df_i / dv_i (..., N): w u, and w / n for the intercept"""
-        return self.hat() + (self.inner.share if self.rule.intercept else 0.0)
+        return hat + (self.inner.share if self.rule.intercept else 0.0)
 
     def leave_one_out(self) -> tuple[Tensor, Tensor]:
         """Errors (..., N, k), and (..., N) the points of which the closed form does not hold."""

@@ -180,15 +180,14 @@ class Kept:
 
     @lazy
     def _hat(self) -> Tensor:
-        """w k Sigma^-1 k' (..., N) of the points themselves, of a d x d system"""
+        """w k Sigma^-1 k' (..., N) of the points themselves"""
         key, _, weight = self._wide
         system = self._system
-        assert isinstance(system, Primal)
-        hat = system.hat(key, weight)
+        hat = system.hat() if isinstance(system, Dual) else system.hat(key, weight)
         if not self._doubted:
             return hat
         size = key.detach().abs()
-        around = key if system.mean_key is None else centred(key, weight)[0]
+        around = centred(key, weight)[0] if self.fits_intercept else key
         exact = hat_of_points(around.detach(), weight, self.alpha, self._gain, size)
         if not gradient_free(key, weight, self.alpha):  # the slopes are those of the sums
             error = relative_size((hat.detach() - exact).unsqueeze(-1), exact.unsqueeze(-1))
