@@ -615,3 +615,20 @@ def test_weights_keep_their_precision_in_half(kernel):
     got = head.fit(key, value, weight=weight)(query.double())
     want = head.fit(key.double(), value.double(), weight=weight.double())(query.double())
     assert off(got, want) < 1e-6
+
+
+def test_a_named_scale_far_from_0_and_beyond_half_precision():
+    """A scale does not round the queries, and w is not rounded before it meets them."""
+    torch.manual_seed(0)
+    key, query = torch.randn(11, 4) + 6e3, torch.randn(5, 4) + 6e3
+    value = torch.randn(11, 3)
+    exact = [x.double() for x in (query, key, value)]
+    for scale in ("variance", "attention"):
+        head = Intention(1e-6, covariance="convex", scale=scale)
+        want = head.double()(*exact)
+        assert (head.float()(query, key, value).double() - want).norm() < 1e-4 * want.norm()
+    key, query, value = (x.half() for x in (torch.randn(11, 13), torch.randn(5, 13), torch.randn(11, 3)))
+    head = Intention(1e-6, scale="attention")
+    want = 1e6 * head(query.float(), key.float(), value.float())
+    out, _ = head(query, key, 1e3 * value, return_w=True)
+    assert (1e3 * out.float() - want).norm() < 0.02 * want.norm()

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from intention import masks
 from intention.covariance import Covariance
+from intention.functional import intention
 from intention.nn.alpha import alpha_of_call
-from intention.nn.scaling import Scale, scale_queries
+from intention.nn.scaling import Scale, factor_of, scale_queries
 
 
 def solve(
@@ -31,7 +32,7 @@ def solve(
 
     `read`: the values that an alpha or a covariance of the user's own reads, where `value` stands in their place.
     """
-    m, n = query.shape[-2], key.shape[-2]
+    m, n, after = query.shape[-2], key.shape[-2], None
     dtype = query.dtype
     if not key.dtype == value.dtype == dtype:
         dtype = torch.promote_types(torch.promote_types(dtype, key.dtype), value.dtype)
@@ -39,14 +40,18 @@ def solve(
     alpha = alpha_of_call(alpha, covariance, key, value if read is None else read, counted, is_causal)
     if isinstance(scale, str):
         seen = masks.number_seen(counted, is_causal, m, n, query.device)
-        query, scale = scale_queries(query, scale, seen, alpha, covariance), None
+        if call is intention and not options.get("intercept"):  # queries that are rounded far from 0 move the answer
+            after, scale = factor_of(query, scale, seen, alpha, covariance), None
+            query = query if query.dtype == torch.float64 else query.float()
+        else:
+            query, scale = scale_queries(query, scale, seen, alpha, covariance), None
     if read is not None and callable(covariance):
         own, shown = covariance, read
         covariance = lambda key, value, weight: own(key, shown.to(key.dtype), weight)  # noqa: E731
     out = call(
         query, key, value, attn_mask, is_causal=is_causal, scale=scale, alpha=alpha, covariance=covariance, **options
     )
-    return out.to(dtype)
+    return (out if after is None else out * after).to(dtype)
 
 
 def unit_vectors(key: Tensor, origin: bool = False) -> Tensor:

@@ -352,9 +352,11 @@ class Intention(Head, HoldsAlpha):
         if self.intercept:
             out, w = self._with_constant(query, key, value, attn_mask, options)
         else:  # w is the prediction at the unit vectors
-            w = solve(F.intention, unit_vectors(key), key, value, attn_mask, alpha=self.alpha, **options)
-            w = w if self.embed_w is None else self.embed_w(w)
-            out = query @ w
+            dtype = torch.promote_types(torch.promote_types(query.dtype, key.dtype), value.dtype)
+            wide = torch.promote_types(dtype, torch.float32)  # half precision may have no room for w
+            w = solve(F.intention, unit_vectors(key).to(wide), key, value, attn_mask, alpha=self.alpha, **options)
+            w = w if self.embed_w is None else self.embed_w(w.to(dtype)).to(wide)
+            out, w = (query.to(wide) @ w).to(dtype), w.to(dtype)
         return (out, w) if return_w else out
 
     def _with_constant(

@@ -81,19 +81,23 @@ def number(n: int | Tensor, query: Tensor) -> int | Tensor:
     return torch.full((), n, dtype=dtype, device=query.device) if torch.compiler.is_compiling() else n
 
 
-def scale_queries(query: Tensor, scale: str, n: int | Tensor, alpha: float | Tensor, covariance: Covariance) -> Tensor:
-    """The queries times the scale: that multiplies the map, whatever the queries' own numbers of points and alphas are.
+def factor_of(
+    query: Tensor, scale: str, n: int | Tensor, alpha: float | Tensor, covariance: Covariance
+) -> float | Tensor:
+    """What multiplies the map, (..., M or 1, 1) or a number, whatever the points and alphas of each query are.
 
     `n` (..., M or 1, 1) or a number; alpha broadcasts to the leading dimensions.
     """
     d, n = query.shape[-1], number(n, query)
     size = alpha[..., None, None] if isinstance(alpha, Tensor) else alpha
     if scale == "attention":
-        factor = size * d**-0.5
-    else:
-        factor = variance_scale(n, d) if scale == "variance" else output_scale(n, d)
-        if covariance == "convex":
-            factor = (1 - size) * factor
+        return size * d**-0.5
+    factor = variance_scale(n, d) if scale == "variance" else output_scale(n, d)
+    return (1 - size) * factor if covariance == "convex" else factor
+
+
+def scale_queries(query: Tensor, scale: str, n: int | Tensor, alpha: float | Tensor, covariance: Covariance) -> Tensor:
+    """The queries times the scale, in float32 or better."""
     # a scale can be beyond float16, and queries that are rounded once more move the scores of a softmax
     wide = query if query.dtype == torch.float64 else query.float()
-    return (wide * factor).to(wide.dtype)
+    return (wide * factor_of(query, scale, n, alpha, covariance)).to(wide.dtype)
