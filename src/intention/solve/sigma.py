@@ -90,7 +90,7 @@ def answer(problem: Problem, trusted: bool, keep: bool) -> tuple[Tensor, Tensor,
             kept, matrix = _joined(found.kept, found.parts), found.matrix[:: found.parts]
         return found.out, kept, matrix, found.packed
     if keep:
-        kept, matrix = query.new_zeros(batch, 2, m), query.new_empty(batch, n, n)
+        kept, matrix = query.new_zeros(batch, 2, m), query.new_zeros(batch, n, n)
     out, packed = _in_torch(problem, trusted)
     return out, kept, matrix, packed
 
