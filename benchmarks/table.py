@@ -263,21 +263,6 @@ def compiled(result: dict[str, Any]) -> str:
     return markdown(["call", "pass", "eager ms", "compiled / eager", "operator that does nothing, compiled, ms"], body)
 
 
-def padded(result: dict[str, Any]) -> str:
-    """Of causal calls with a third of padding over those without; of a language model over its sdpa."""
-    body = []
-    for label, times in result["padded"].items():
-        cells = (f"{times[name] / times['none']:.2f}" for name in ("left", "right", "middle"))
-        body.append([f"16 heads × 1,024, {label}", *cells])
-    return markdown(["over no padding", "left", "right", "middle"], body)
-
-
-def llama(result: dict[str, Any]) -> str:
-    names = ("intention", "sigma_intention")
-    body = [[label, *(ratio(times, name) for name in names)] for label, times in result["llama"].items()]
-    return markdown(["256 tokens, forward over sdpa", *names], body)
-
-
 def native_about(result: dict[str, Any]) -> str:
     speeds = {threads: f"{speed / 1e9:.0f} GFLOP/s" for threads, speed in result["peak"].items()}
     return (
@@ -322,8 +307,6 @@ def main() -> None:
     fill(page, "speed", causal_speed(result))
     fill(page, "accuracy", causal_accuracy(result))
     fill(page, "memory", causal_memory(result))
-    fill(page, "padded", padded(result))
-    fill(ROOT / "docs" / "transformers.md", "llama", llama(result))
     result = json.loads((ROOT / "benchmarks" / "results" / "native.json").read_text())
     fill(ROOT / "README.md", "speed", short(result))
     page = ROOT / "docs" / "native.md"
