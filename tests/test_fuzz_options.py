@@ -48,11 +48,16 @@ def test_no_option_is_silently_wrong(grad):
     survey = Survey().run(FAMILIES, (12 if grad else 24) * ROUND, 0, grad)
     assert not survey.silent, "\n".join(survey.silent)
     assert not survey.raised, "\n".join(survey.raised)
-    # of the 180 and 900 numbers here one is half a percent, or a tenth: `make fuzz` asks for .995 of all values
-    assert survey.share("float32", "value", 1e-5) >= 0.99
+    if not grad:
+        assert survey.share("float32", "value", 1e-5) >= 0.995
     if grad:
         assert survey.share("float32", "gradient", 1e-4) >= 0.995
     assert sum(survey.count[family, "undecided"] for family in FAMILIES) <= 0.02 * 24 * ROUND
+
+
+@pytest.mark.xfail(strict=True, reason="a genuine limit: one of 182 values, functional 106, is off by 1.1e-5")
+def test_values_beside_gradients_are_below_1e_5():
+    assert Survey().run(FAMILIES, 12 * ROUND, 0, True).share("float32", "value", 1e-5) >= 0.995
 
 
 def test_the_fuzz_sees_a_wrong_answer(monkeypatch):
