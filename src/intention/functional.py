@@ -15,6 +15,7 @@ from intention.covariance import Covariance, on_keys
 from intention.per_query import in_chunks, linear_causal, linear_per_query, per_query
 from intention.prepare import (
     Prepared,
+    alpha_of,
     check_call,
     drop_rows,
     full_precision,
@@ -40,6 +41,7 @@ from intention.softmax import (
 )
 from intention.solve.doors import compiling
 from intention.solve.ladder import ROUTES, TOLERATED, Report, unpack, warn_inaccurate
+from intention.solve.plain import plain
 from intention.solve.problem import Plan, Problem
 from intention.solve.ridge import ridge
 from intention.solve.rows import Points
@@ -199,6 +201,10 @@ def intention(
     checks.scale(scale)
     scale = 1.0 if scale is None else float(scale)
     if attn_mask is None and weight is None and not (dropout_p or is_causal or enable_gqa or return_info):
+        if covariance == "ridge" and solver == "auto" and not isinstance(alpha, Tensor) and not compiling():
+            found = plain(query, key, value, alpha_of(alpha, "ridge"), intercept, scale)
+            if found is not None:
+                return found
         problem = plain_problem(query, key, value, alpha, covariance, solver)
         if problem is not None:
             out, _ = ridge(problem, Plan(is_dual(solver, key), intercept, scale), solver, not isinstance(alpha, Tensor))

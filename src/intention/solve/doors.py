@@ -84,6 +84,11 @@ def asked(*tensors: Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
+def transformed() -> bool:
+    """torch.func is at work."""
+    return _transforms_active()
+
+
 def forward_mode() -> bool:
     """Tangents may travel along."""
     return getattr(forward_ad, "_current_level", 0) >= 0

@@ -173,7 +173,7 @@ class Ridge(Door):
         *tensors, coef, matrix, packed = ctx.saved_tensors
         problem, needs = Problem(*tensors), Needs(*ctx.needs_input_grad[:6])
         if torch.is_grad_enabled():
-            pulled = _differentiable(grad, problem, packed, ctx.plan, ctx.solver, needs)
+            pulled = differentiable(grad, problem, packed, ctx.plan, ctx.solver, needs)
         else:
             pulled = backward_batch(grad, problem, coef, matrix, packed, ctx.plan, ctx.solver, needs)
         return *pulled[:6], *(None,) * 6
@@ -204,7 +204,7 @@ def _differentiable_setting(
 
 
 @no_autocast
-def _differentiable(grad: Tensor, problem: Problem, packed: Tensor, plan: Plan, solver: str, needs: Needs) -> Grads:
+def differentiable(grad: Tensor, problem: Problem, packed: Tensor, plan: Plan, solver: str, needs: Needs) -> Grads:
     """The pullback as a differentiable function of everything it is made of."""
     moving = problem.weight is not None and (needs.weight or problem.weight.requires_grad)
     wide, plan, inner = _differentiable_setting(problem, packed, plan, solver, moving)
