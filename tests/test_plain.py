@@ -1,4 +1,4 @@
-"""Calls with a number for alpha take a short way to the kernels; a tensor of one number takes the long one."""
+"""Plain calls take a short way to the kernels; it must give what the long one gives."""
 
 import pytest
 import torch
@@ -28,8 +28,10 @@ def both(inputs, alpha, **options):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(F, "plain", lambda *args: taken.append(original(*args)) or taken[-1])
         short = F.intention(*inputs, alpha=alpha, **options)
+        patch.setattr(F, "plain", lambda *_: None)
+        long = F.intention(*inputs, alpha=alpha, **options)
     assert taken[0] is short
-    return short, F.intention(*inputs, alpha=torch.tensor(alpha, dtype=inputs[0].dtype), **options)
+    return short, long
 
 
 def assert_same(a, b):
@@ -49,6 +51,20 @@ def test_answers_and_gradients_are_equal_bit_by_bit(shape, alpha, options):
         with torch.no_grad():
             assert_same([F.intention(*inputs, alpha=alpha, **options)], [short])
         assert_same(*(torch.autograd.grad(out, inputs, upstream) for out in (short, long)))
+
+
+@pytest.mark.parametrize("covariance", ["ridge", "convex"])
+def test_an_alpha_for_each_head(covariance):
+    for dtype in (torch.float32, torch.float64):
+        inputs = points(SHAPES[0], dtype)
+        with torch.no_grad():
+            for alpha in (torch.tensor([0.2, 0.5, 0.9], dtype=dtype), torch.tensor(0.5, dtype=dtype)):
+                assert_same(*([x] for x in both(inputs, alpha, covariance=covariance)))
+            with pytest.raises(ValueError, match="alpha must be"):
+                F.intention(*inputs, alpha=-torch.ones(3, dtype=dtype), covariance=covariance)
+    alpha = torch.tensor([0.2, 0.5, 0.9], dtype=dtype, requires_grad=True)
+    F.intention(*inputs, alpha=alpha, covariance=covariance).sum().backward()
+    assert alpha.grad is not None
 
 
 @pytest.mark.parametrize("wanted", [[0], [1], [2], [0, 2]])
@@ -95,7 +111,7 @@ def test_what_is_not_plain_is_left_to_the_long_way():
         (q[0, 0], k[0, 0], v[0, 0]),
         (q.bfloat16(),) * 3,
     ):
-        assert plain.plain(*args, 1.0, False, 1.0) is None
+        assert plain.plain(*args, 1.0, False, False, 1.0) is None
     with pytest.raises(ValueError, match="alpha must be finite"):
         F.intention(q, k, v, alpha=-1.0)
     with pytest.raises(ValueError, match="same number of features"):

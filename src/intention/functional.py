@@ -201,8 +201,9 @@ def intention(
     checks.scale(scale)
     scale = 1.0 if scale is None else float(scale)
     if attn_mask is None and weight is None and not (dropout_p or is_causal or enable_gqa or return_info):
-        if covariance == "ridge" and solver == "auto" and not isinstance(alpha, Tensor) and not compiling():
-            found = plain(query, key, value, alpha_of(alpha, "ridge"), intercept, scale)
+        if covariance in ("ridge", "convex") and solver == "auto" and not compiling():
+            number = alpha if isinstance(alpha, Tensor) else alpha_of(alpha, covariance)
+            found = plain(query, key, value, number, covariance == "convex", intercept, scale)
             if found is not None:
                 return found
         problem = plain_problem(query, key, value, alpha, covariance, solver)

@@ -1,4 +1,4 @@
-"""The plain call: alpha is a number, there are no weights, and the compiled kernels answer.
+"""The plain call: there are no weights, alpha is a number or has no gradient, and the compiled kernels answer.
 
 What such a call has to know follows from shapes and strides, and is worked out once for each of them: a small batch
 takes the kernels less time than it takes to look at its tensors. Everything else goes the way of `ridge`.
@@ -93,11 +93,16 @@ def _contiguous(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
     return True
 
 
+class Regulariser(NamedTuple):
+    numbers: tuple[int, int, int, int]  # where alpha and gain are, and the steps between elements
+    alive: Any  # what they look at
+
+
 @functools.lru_cache(maxsize=256)
-def _number(alpha: float, dtype: torch.dtype) -> tuple[array.array[float], int]:
-    """alpha in memory, for as long as that is held, and where: all elements read it there."""
+def _number(alpha: float, dtype: torch.dtype) -> Regulariser:
+    """One number in memory, which all elements read."""
     cell = array.array("f" if dtype == torch.float32 else "d", [alpha])
-    return cell, cell.buffer_info()[0]
+    return Regulariser((cell.buffer_info()[0], 0, 0, 0), cell)
 
 
 class Setting(NamedTuple):
@@ -123,34 +128,56 @@ def _looked_at(query: Tensor, key: Tensor, value: Tensor, intercept: bool) -> La
     return _layout(dtype, torch.get_num_threads(), intercept, shapes, query.stride(), key.stride(), value.stride())
 
 
-def plain(query: Tensor, key: Tensor, value: Tensor, alpha: float, intercept: bool, scale: float) -> Tensor | None:
+def plain(
+    query: Tensor, key: Tensor, value: Tensor, alpha: float | Tensor, convex: bool, intercept: bool, scale: float
+) -> Tensor | None:
     """The answer (..., M, k); None where another way must be taken: whatever may be wrong is looked at there.
 
-    alpha >= 0 is checked. Elements that need the SVD are few, and are solved again with all others.
+    A number alpha >= 0 is checked. Elements that need the SVD are few, and are solved again with all others.
     """
     if not (type(query) in _TYPES and type(key) in _TYPES and type(value) in _TYPES):
         return None
     function, layout = kernel("intention_ridge_forward"), _looked_at(query, key, value, intercept)
-    if function is None or layout is None or alpha > _LARGEST_ALPHA or transformed() or forward_mode():
+    if function is None or layout is None or transformed() or forward_mode():
         return None
     keep = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
+    told = _regulariser(alpha, convex, query.dtype, layout, keep)
+    if told is None:
+        return None
     out, kept = query.new_empty(layout.out), query.new_empty(layout.kept if keep else 3 * layout.batch)
     at, (coef, matrix) = kept.data_ptr(), layout.ends
     ends = (at + coef, at + matrix, out.data_ptr(), at) if keep else (0, 0, out.data_ptr(), at)
-    cell, where = _number(alpha, query.dtype)
-    status = function(FORWARD.pack(*_block(layout, query, key, value, where, scale), *ends))
-    del cell
+    status = function(FORWARD.pack(*_block(layout, query, key, value, told.numbers, scale), *ends))
     if status == SOME_LEFT:
         return None
     if not keep:
         return out
+    assert not isinstance(alpha, Tensor)
     return Plain.apply(query, key, value, Found(out, kept, Setting(alpha, intercept, scale, status == PLAIN)))
 
 
-def _block(layout: Layout, query: Tensor, key: Tensor, value: Tensor, alpha: int, scale: float) -> tuple[float, ...]:
+def _regulariser(
+    alpha: float | Tensor, convex: bool, dtype: torch.dtype, layout: Layout, keep: bool
+) -> Regulariser | None:
+    if not isinstance(alpha, Tensor):
+        return None if convex or alpha > _LARGEST_ALPHA else _number(alpha, dtype)
+    lead = layout.out[:-2]
+    if keep or not readable(alpha, dtype) or (alpha.requires_grad and torch.is_grad_enabled()):
+        return None
+    if alpha.shape not in (lead[-1:], ()):
+        return None
+    alpha = alpha.expand(lead).reshape(-1)
+    gain = 1 - alpha if convex else None
+    ends = (0, 0) if gain is None else (gain.data_ptr(), gain.stride(0))
+    return Regulariser((alpha.data_ptr(), alpha.stride(0), *ends), (alpha, gain))
+
+
+def _block(
+    layout: Layout, query: Tensor, key: Tensor, value: Tensor, told: tuple[int, ...], scale: float
+) -> tuple[float, ...]:
     q, k, v = query.data_ptr(), key.data_ptr(), value.data_ptr()
     return (
-        *layout.sizes, scale, *layout.limits, q, *layout.query, k, *layout.key, v, *layout.value, 0, 0, alpha, 0, 0, 0
+        *layout.sizes, scale, *layout.limits, q, *layout.query, k, *layout.key, v, *layout.value, 0, 0, *told
     )  # fmt: skip
 
 
@@ -197,10 +224,9 @@ def _pulled(
             ends[i] = to.data_ptr()
     at, (coef, matrix) = kept.data_ptr(), layout.ends
     route = (0, 0) if setting.plain else (at, 3)
-    cell, where = _number(setting.alpha, query.dtype)
-    block = _block(layout, query, key, value, where, setting.scale)
+    told = _number(setting.alpha, query.dtype)
+    block = _block(layout, query, key, value, told.numbers, setting.scale)
     function(BACKWARD.pack(*block, at + coef, at + matrix, *route, 0, *g, *ends, 0, 0, 0, 0))
-    del cell
     return tuple(found)
 
 
