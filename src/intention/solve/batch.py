@@ -139,10 +139,10 @@ def _compiled(
     problem: Problem, plan: Plan, grad: Tensor, coef: Tensor, matrix: Tensor, packed: Tensor, needs: Needs
 ) -> Grads | None:
     """By the compiled kernels, where autograd does not watch: all routes but the SVD."""
-    grads = native.backward(problem, plan, grad, coef, matrix, packed, needs) if unobserved() else None
-    if grads is None or uneventful(packed):
-        return grads
-    route = unpack(packed, plan.dual, grad.dtype).route
+    found = native.pull(problem, plan, grad, coef, matrix, packed, needs) if unobserved() else None
+    if found is None or found[1] != SOME_LEFT:
+        return None if found is None else found[0]
+    grads, route = found[0], unpack(packed, plan.dual, grad.dtype).route
     index = (route == PINV).nonzero()[:, 0]
     if not index.numel():
         return grads

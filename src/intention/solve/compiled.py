@@ -111,9 +111,7 @@ def _ridge_backward(
     needs: Sequence[bool],
 ) -> list[Tensor]:
     problem, plan = Problem(query, key, value, weight, alpha, gain), Plan(dual, intercept, scale)
-    if coef.numel():
-        packed = _light(packed)
-    else:
+    if not coef.numel():
         _, coef, matrix, packed = solve_batch(problem, plan, solver, True)
     return _some(backward_batch(grad, problem, coef, matrix, packed, plan, solver, Needs(*needs))[:6], needs)
 

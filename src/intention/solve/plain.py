@@ -168,8 +168,8 @@ def _regulariser(
         return None
     alpha = alpha.expand(lead).reshape(-1)
     gain = 1 - alpha if convex else None
-    ends = (0, 0) if gain is None else (gain.data_ptr(), gain.stride(0))
-    return Regulariser((alpha.data_ptr(), alpha.stride(0), *ends), (alpha, gain))
+    at, step = (0, 0) if gain is None else (gain.data_ptr(), gain.stride(0))
+    return Regulariser((alpha.data_ptr(), alpha.stride(0), at, step), (alpha, gain))
 
 
 def _block(

@@ -47,6 +47,14 @@ def backward(
     problem: Problem, plan: Plan, grad: Tensor, coef: Tensor, matrix: Tensor, packed: Tensor, needs: Needs
 ) -> Grads | None:
     """Gradients, each in the precision of its forward or better; elements beyond the kernels' routes are left open."""
+    found = pull(problem, plan, grad, coef, matrix, packed, needs)
+    return None if found is None else found[0]
+
+
+def pull(
+    problem: Problem, plan: Plan, grad: Tensor, coef: Tensor, matrix: Tensor, packed: Tensor, needs: Needs
+) -> tuple[Grads, int] | None:
+    """The same with a status: whether elements were left open."""
     query, key, value, weight, alpha, gain = problem
     needs_weight, needs_gain = needs.weight and weight is not None, needs.gain and gain is not None
     function = kernel("intention_ridge_backward")
@@ -76,5 +84,5 @@ def backward(
     )
     d_query, d_key, d_value, d_weight, d_alpha, d_gain, terms = map(pointer, grads)
     ends = coef.data_ptr(), matrix.data_ptr(), *route, 0, *g
-    function(BACKWARD.pack(*block.numbers, *ends, d_query, d_key, d_value, d_weight, d_alpha, terms, d_gain))
-    return grads
+    status = function(BACKWARD.pack(*block.numbers, *ends, d_query, d_key, d_value, d_weight, d_alpha, terms, d_gain))
+    return grads, status
