@@ -6,7 +6,7 @@ import scipy.linalg
 import scipy.optimize
 import torch
 
-from intention.solve.active_set import active_set
+from intention.solve.constraints.active_set import active_set
 
 KINDS = ("ge", "eq", "mixed")
 

@@ -9,9 +9,9 @@ from torch import Tensor
 import intention
 from intention import causal_intention
 from intention import functional as F
-from intention.solve import causal_batch, decay, rooted, sequence, slopes
-from intention.solve.causal import Tokens
-from intention.solve.sequence import causal
+from intention.solve.causal import by_roots, decay, gradients, sequence, spans
+from intention.solve.causal.chunks import Tokens
+from intention.solve.causal.sequence import causal
 
 D = torch.float64
 KINDS = ("iid", "low rank", "unit", "repeated")
@@ -127,14 +127,14 @@ def test_blocks_chunks_and_spans_do_not_show(batch: int, values: bool) -> None:
             nine[2] = nine[7] = None
         tokens = Tokens(*nine[:8])  # type: ignore[arg-type]
         want = token_by_token(tokens, None)
-        out = causal_batch.solve_causal(tokens)[0]
+        out = spans.solve_causal(tokens)[0]
         torch.testing.assert_close(out, want, atol=1e-10, rtol=1e-9)
         own = Tokens(*(x if x is None else x.clone().requires_grad_() for x in tokens))  # type: ignore[arg-type]
         assert own.gram is not None
         answers = token_by_token(own._replace(gram=(own.gram + own.gram.mT) / 2), None)
         grad = torch.randn_like(answers)
         slopes = torch.autograd.grad(answers, [x for x in own if x is not None], grad)
-        pulled = causal_batch.pull_causal(grad, tokens)
+        pulled = spans.pull_causal(grad, tokens)
         assert pulled.gram is not None
         pulled = pulled._replace(gram=(pulled.gram + pulled.gram.mT) / 2)  # that of a matrix which stays symmetric
         for got, expected in zip([x for x in pulled if x is not None], slopes, strict=True):
@@ -225,7 +225,7 @@ def test_transforms_of_what_chunks_do_not_serve(alpha: float) -> None:
 @pytest.mark.parametrize("gamma", [None, 0.97, 0.01])  # chunks; chunks with conjugate gradients; token by token
 def test_derivatives(gamma: float | None, values: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of queries, keys, values, weights, alpha, gain, state and decays: first, second, and forward mode."""
-    for module, name in ((causal_batch, "FIRST"), (rooted, "LENGTH"), (slopes, "LENGTH")):
+    for module, name in ((spans, "FIRST"), (by_roots, "LENGTH"), (gradients, "LENGTH")):
         monkeypatch.setattr(module, name, 3)  # several chunks
     nine = everything(5, gamma=gamma)
     if not values:
@@ -416,8 +416,8 @@ def test_low_rank_keys_do_not_go_query_by_query(monkeypatch: pytest.MonkeyPatch)
 
 def test_only_chunks_with_new_directions_go_token_by_token(monkeypatch: pytest.MonkeyPatch) -> None:
     """Low-rank keys: the first; and those at which a direction comes that none before had."""
-    slow, read = [], rooted._read_tokens
-    monkeypatch.setattr(rooted, "_read_tokens", lambda *args: slow.append(args[2].shape[:-2].numel()) or read(*args))
+    slow, read = [], by_roots._read_tokens
+    monkeypatch.setattr(by_roots, "_read_tokens", lambda *args: slow.append(args[2].shape[:-2].numel()) or read(*args))
     n, d = 2003, 17
     inner, query, value = torch.randn(1, n, 3), torch.randn(1, n, d), torch.randn(1, n, 2)
     inner[:, :1201, 2] = 0.0

@@ -20,9 +20,10 @@ import torch.distributed as dist
 from torch import nn
 
 import intention
-from intention import distributed, moments
+from intention import distributed
 from intention import functional as F
-from intention.solve.stats import Stats
+from intention.context.sums import Stats
+from intention.distributed import moments
 
 D = torch.float64
 TOLERANCE = {torch.float32: 1e-5, D: 1e-10}

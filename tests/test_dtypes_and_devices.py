@@ -9,11 +9,13 @@ import reference
 from intention import functional as F
 from intention.nn import MultiheadIntention
 from intention.nn.multihead import Heads
-from intention.solve import batch, ladder, ridge, rows, transform
+from intention.sequences.state import sigma_stream
+from intention.solve import ladder
 from intention.solve.native import library
 from intention.solve.problem import Plan, Problem
-from intention.solve.pullback import Needs
-from intention.streaming import sigma_stream
+from intention.solve.ridge import by_route, ridge
+from intention.solve.ridge.gradients import Needs
+from intention.solve.transform import rows, transform
 
 CALLS = ["attention", "linear_attention", "intention", "sigma_intention"]
 SOLVED = ["intention", "sigma_intention"]
@@ -190,8 +192,8 @@ def test_named_backwards_stay_on_the_device(solver, shape, intercept):
         q, key, v = (torch.empty(6, *s, device="cuda") for s in ((m, d), (n, d), (n, k)))
         problem = Problem(q, key, v, torch.empty(6, n, device="cuda"), torch.empty(6, device="cuda"), None)
         plan = Plan(dual=solver == "dual" or (solver != "primal" and n < d), intercept=intercept, scale=0.5)
-        out, coef, matrix, packed = batch.solve_batch(problem, plan, solver, False)
-        grads = batch.backward_batch(out, problem, coef, matrix, packed, plan, solver, Needs(gain=False))
+        out, coef, matrix, packed = by_route.solve_batch(problem, plan, solver, False)
+        grads = by_route.backward_batch(out, problem, coef, matrix, packed, plan, solver, Needs(gain=False))
         for x, g in zip(problem[:5], grads[:5], strict=True):
             assert g.device.type == "cuda"
             assert g.shape == x.shape
@@ -216,7 +218,7 @@ def test_the_attentions_stay_on_the_device(call):
 
 def test_a_device_without_float64_falls_back_to_qr(monkeypatch):
     """MPS has no float64; its branch is taken here by switching float64 off on the CPU."""
-    for module in (batch, ladder, ridge, rows, transform):
+    for module in (by_route, ladder, ridge, rows, transform):
         monkeypatch.setattr(module, "has_float64", lambda device: False)
     q, k, v = torch.randn(5, 4), torch.randn(9, 4) * torch.logspace(0, -2, 4), torch.randn(9, 2)
     k.requires_grad_()

@@ -5,8 +5,9 @@ import torch
 
 import reference
 from intention import functional as F
-from intention import naive, per_query
-from intention.solve import causal_batch, each
+from intention import naive
+from intention._call import per_query
+from intention.solve.causal import each_query, spans
 
 CALLS = ["attention", "linear_attention", "intention", "sigma_intention"]
 SOLVED = ["intention", "sigma_intention"]
@@ -198,9 +199,9 @@ def test_chunks_do_not_show(call, monkeypatch):
     mask = torch.rand(7, 7) > 0.3
     mask[:, 0] = True
     whole = [getattr(F, call)(q, k, v, is_causal=True), getattr(F, call)(q, k, v, mask)]
-    for module in (per_query, each):
+    for module in (per_query, each_query):
         monkeypatch.setattr(module, "CHUNK", 6 * 7 * 5 * 2)  # two queries at a time
-    monkeypatch.setattr(causal_batch, "FIRST", 2)
+    monkeypatch.setattr(spans, "FIRST", 2)
     for a, b in zip(whole, [getattr(F, call)(q, k, v, is_causal=True), getattr(F, call)(q, k, v, mask)], strict=True):
         torch.testing.assert_close(a, b)
 

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from intention import functional as F
-from intention.solve import batch, rows, transform
 from intention.solve.factor import Factor, solve, wants_inverse
 from intention.solve.ladder import FLOAT64
 from intention.solve.native import ridge as native
@@ -15,7 +14,9 @@ from intention.solve.native import rows as native_rows
 from intention.solve.native.call import PLAIN, SOME_LEFT, SOME_REFINED
 from intention.solve.native.library import library
 from intention.solve.problem import Plan, Problem, fit, predict, refine
-from intention.solve.pullback import Mode, Needs, pullback
+from intention.solve.ridge import by_route
+from intention.solve.ridge.gradients import Mode, Needs, pullback
+from intention.solve.transform import rows, transform
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no compiled kernels")
 
@@ -132,13 +133,13 @@ def test_shared_keys():
     """Each key serves its neighbours; gradients add up over them."""
     problem, plan = make((20, 6, 8, 3), torch.float64, True, False, 12), Plan(False, False, 1.0)
     few = problem._replace(key=problem.key[:4].clone(), value=problem.value[:4].clone())
-    out, coef, matrix, packed = batch.solve_batch(few, plan, "auto", False)
+    out, coef, matrix, packed = by_route.solve_batch(few, plan, "auto", False)
     wide = few.expanded()
-    again = batch.solve_batch(wide, plan, "auto", False)
+    again = by_route.solve_batch(wide, plan, "auto", False)
     torch.testing.assert_close(out, again[0], rtol=1e-12, atol=0)
     with torch.no_grad():
-        grads = batch.backward_batch(out, few, coef, matrix, packed, plan, "auto", Needs(gain=False))
-        apart = batch.backward_batch(out, wide, coef, matrix, packed, plan, "auto", Needs(gain=False))
+        grads = by_route.backward_batch(out, few, coef, matrix, packed, plan, "auto", Needs(gain=False))
+        apart = by_route.backward_batch(out, wide, coef, matrix, packed, plan, "auto", Needs(gain=False))
     torch.testing.assert_close(grads.key, apart.key.view(4, 3, 20, 8).sum(1), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(grads.value, apart.value.view(4, 3, 20, 3).sum(1), rtol=1e-12, atol=1e-12)
 
@@ -165,7 +166,7 @@ def test_what_is_not_finite_shows_where_torch_shows_it(where, bad, shape, monkey
     getattr(problem, where)[2, 1, 0] = bad
     q, k, v = problem[:3]
     out = F.intention(q, k, v, alpha=100.0)
-    monkeypatch.setattr(batch.native, "forward", lambda *_: None)
+    monkeypatch.setattr(by_route.native, "forward", lambda *_: None)
     expected = F.intention(q, k, v, alpha=100.0)
     assert torch.equal(torch.isfinite(out), torch.isfinite(expected))
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4, equal_nan=True)
@@ -184,12 +185,12 @@ def test_each_element_takes_the_route_of_torch(shape, monkeypatch):
     assert native.forward(problem, plan).status == SOME_LEFT
     grad = torch.ones(24, shape[1], shape[3])
     with torch.no_grad():
-        ours = batch.solve_batch(problem, plan, "auto", True)
-        our_grads = batch.backward_batch(grad, problem, *ours[1:], plan, "auto", Needs(weight=False, gain=False))
-        monkeypatch.setattr(batch.native, "forward", lambda *_: None)
-        monkeypatch.setattr(batch.native, "backward", lambda *_: None)
-        torchs = batch.solve_batch(problem, plan, "auto", True)
-        grads = batch.backward_batch(grad, problem, *torchs[1:], plan, "auto", Needs(weight=False, gain=False))
+        ours = by_route.solve_batch(problem, plan, "auto", True)
+        our_grads = by_route.backward_batch(grad, problem, *ours[1:], plan, "auto", Needs(weight=False, gain=False))
+        monkeypatch.setattr(by_route.native, "forward", lambda *_: None)
+        monkeypatch.setattr(by_route.native, "backward", lambda *_: None)
+        torchs = by_route.solve_batch(problem, plan, "auto", True)
+        grads = by_route.backward_batch(grad, problem, *torchs[1:], plan, "auto", Needs(weight=False, gain=False))
     assert torch.equal(ours[3][:, 0], torchs[3][:, 0])
     assert (ours[3][:, 0] == 2).any() == (not plan.dual)
     assert (ours[3][:, 0] == 3).any()
@@ -301,7 +302,7 @@ def test_values_that_are_not_allowed(which):
     problem = make((12, 5, 8, 2), torch.float32, True, True)
     getattr(problem, which)[3] = -1
     with pytest.raises(ValueError, match=r"weight|alpha|gain"):
-        batch.solve_batch(problem, Plan(False, False, 1.0), "auto", False)
+        by_route.solve_batch(problem, Plan(False, False, 1.0), "auto", False)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

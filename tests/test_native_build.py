@@ -65,7 +65,7 @@ def project(tmp_path):
 @pytest.fixture
 def stub(project):
     """The same with a library that compiles in no time: the real kernels take a minute of processor time."""
-    native = project / "src" / INSIDE
+    native = project / "src" / INSIDE / "csrc"
     for source in (*native.glob("*.cpp"), *native.glob("*.h")):
         source.unlink()
     (native / "dispatch.cpp").write_text(STUB)
@@ -133,7 +133,7 @@ def test_a_wheel_without_kernels_on_demand(tmp_path, project):
 def test_a_wheel_without_kernels_where_they_do_not_compile(tmp_path, stub):
     native = stub / "src" / INSIDE
     (native / "_kernels.so").write_bytes(b"of an older build")
-    (native / "broken.cpp").write_text("this is not C++;")
+    (native / "csrc" / "broken.cpp").write_text("this is not C++;")
     said, wheel = wheel_of(stub, tmp_path / "out", environment())
     assert "compiling failed; installing without the native kernels" in said
     assert "broken.cpp:1" in said  # the compiler's own words
@@ -162,8 +162,8 @@ def test_a_source_distribution_has_what_a_build_needs(tmp_path, project):
     (top,) = (tmp_path / "unpacked").iterdir()
     assert (top / "hatch_build.py").exists()
     native = ROOT / "src" / INSIDE
-    for source in (native / "build.py", *native.glob("*.cpp"), *native.glob("*.h")):
-        assert (top / "src" / INSIDE / source.name).exists(), source
+    for source in (native / "build.py", *native.glob("csrc/*.cpp"), *native.glob("csrc/*.h")):
+        assert (top / source.relative_to(ROOT)).exists(), source
     assert not (top / "src" / INSIDE / "_kernels.so").exists()
 
 

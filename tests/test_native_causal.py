@@ -8,8 +8,8 @@ from torch import Tensor
 
 from intention import causal_intention
 from intention import functional as F
-from intention.solve import causal_batch, sequence
-from intention.solve.causal import Tokens
+from intention.solve.causal import sequence, spans
+from intention.solve.causal.chunks import Tokens
 from intention.solve.native import causal as native
 from intention.solve.native import library
 
@@ -46,8 +46,8 @@ def both(tokens: Tokens) -> tuple[list[Tensor], list[Tensor]]:
     grad = torch.randn_like(tokens.query if tokens.value is None else tokens.value)
 
     def found() -> list[Tensor]:
-        pulled = causal_batch.pull_causal(grad, tokens)
-        return [causal_batch.solve_causal(tokens)[0], *(x for x in pulled if x is not None)]
+        pulled = spans.pull_causal(grad, tokens)
+        return [spans.solve_causal(tokens)[0], *(x for x in pulled if x is not None)]
 
     assert native.forward(*tokens) is not None
     assert native.backward(grad, *tokens) is not None

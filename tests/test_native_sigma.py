@@ -6,9 +6,9 @@ from torch import Tensor
 
 from intention import functional as F
 from intention.functional import sigma_intention
-from intention.solve import sigma as door
 from intention.solve.native import library, sigma
 from intention.solve.problem import Problem
+from intention.solve.transform import fused as door
 
 pytestmark = pytest.mark.skipif(library.library() is None, reason="no compiled kernels")
 

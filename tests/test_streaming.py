@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from intention import CausalState, causal_intention
+from intention._call.per_query import linear_causal
 from intention.nn.mixers import MIXERS, make_mixer
-from intention.per_query import linear_causal
-from intention.recurrent import delta_stream
-from intention.streaming import sigma_stream
+from intention.sequences.recurrent import delta_stream
+from intention.sequences.state import sigma_stream
 
 STREAMS = ("intention", "sigma_intention", "attention", "linear_attention", "delta")
 D = torch.float64

@@ -12,9 +12,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import reference
 from intention import causal_intention, naive
 from intention import functional as F
-from intention.solve import batch
 from intention.solve import compiled as doors
 from intention.solve.native import library
+from intention.solve.ridge import by_route
 
 TALL, WIDE, DEEP = (5, 3, 2, 3), (2, 3, 5, 3), (5, 2, 4, 19)  # n, m, d, k; the last uses the explicit inverse
 SHAPES = [TALL, WIDE, DEEP]
@@ -390,9 +390,9 @@ def test_opcheck(name, case):
 @pytest.fixture
 def backwards(monkeypatch):
     """What the compiled backward of a ridge fit is asked for, and how many elements are fitted again in float64."""
-    asked, again, pull, redo = [], [], doors.backward_batch, batch._redo
+    asked, again, pull, redo = [], [], doors.backward_batch, by_route._redo
     monkeypatch.setattr(doors, "backward_batch", lambda *args: asked.append(args[-1]) or pull(*args))
-    monkeypatch.setattr(batch, "_redo", lambda *args: again.append(args[5]) or redo(*args))
+    monkeypatch.setattr(by_route, "_redo", lambda *args: again.append(args[5]) or redo(*args))
     return asked, again
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import intention
-from intention.solve.stats import Stats
+from intention.context.sums import Stats
 
 D = torch.float64
 OPTIONS = {

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from intention import checks
+from intention import _checks as checks
 from intention.solve.centring import EPS, FLAT, value_zero
 from intention.solve.doors import eager
 
@@ -55,6 +55,14 @@ def default_alpha(covariance: Covariance) -> float:
 
 def largest_alpha(covariance: Covariance) -> float:
     return 1.0 if covariance == "convex" else math.inf
+
+
+def alpha_of(alpha: float | None, covariance: Covariance) -> float:
+    """A number, checked; None is the default of the covariance."""
+    if alpha is None:
+        return default_alpha(covariance)
+    checks.alpha_number(alpha, largest_alpha(covariance))
+    return float(alpha)
 
 
 def gain_of(alpha: Tensor, covariance: Covariance) -> Tensor | None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from intention import checks
+from intention import _checks as checks
 from intention.solve.doors import eager, no_autocast
 
 LOOKED_AT = 1000  # points of the context that the median heuristic compares; more hardly move a median

@@ -10,10 +10,11 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from intention import checks, layout, masks
-from intention.covariance import Covariance, default_alpha, gain_of, largest_alpha, on_keys
-from intention.layout import Inputs
-from intention.masks import Counted
+from intention import _checks as checks
+from intention._call import counting, layout
+from intention._call.counting import Counted
+from intention._call.layout import Inputs
+from intention._covariance import Covariance, alpha_of, gain_of, on_keys
 from intention.solve.ladder import Report, unpack
 from intention.solve.problem import Problem
 
@@ -131,7 +132,7 @@ def prepare(
         else:
             checks.grouped_weight(weight, lead, groups)
     if mask is not None:
-        mask = masks.with_own_rows(mask)
+        mask = counting.with_own_rows(mask)
     if is_causal:
         key, value, mask, weight = visible(query.shape[-2], key, value, mask, weight)
     heads, shared = (query.shape[-3], key.shape[-3]) if groups > 1 else (1, 1)
@@ -145,12 +146,12 @@ def prepare(
     query, key, value = query.to(working), key.to(working), value.to(working)
     inputs = Inputs(split(query, 2), split(key, 2), split(value, 2), None, *_regulariser(alpha, covariance, key))
     mask, weight = None if mask is None else split(mask, 2), None if weight is None else split(weight, 1)
-    counted = masks.count(mask, weight, is_causal, key.shape[-2], working)
+    counted = counting.count(mask, weight, is_causal, key.shape[-2], working)
     if dropout_p:
         lead = layout.context_lead(inputs._replace(weight=counted.in_sigma()))
-        counted = counted._replace(weight=masks.drop_points(counted.weight, lead, inputs.key, dropout_p))
+        counted = counted._replace(weight=counting.drop_points(counted.weight, lead, inputs.key, dropout_p))
     seen = counted.seen()
-    filled = inputs._replace(key=masks.fill(inputs.key, seen), value=masks.fill(inputs.value, seen))
+    filled = inputs._replace(key=counting.fill(inputs.key, seen), value=counting.fill(inputs.value, seen))
     return Prepared(filled._replace(weight=counted.in_sigma()), counted, groups > 1, dtype)
 
 
@@ -159,7 +160,7 @@ def drop_rows(inputs: Inputs, p: float) -> Inputs:
 
     For fits that are made of these two alone; a mean over points must know the weights.
     """
-    kept = masks.drop_points(None, layout.context_lead(inputs), inputs.key, p).sqrt().unsqueeze(-1)
+    kept = counting.drop_points(None, layout.context_lead(inputs), inputs.key, p).sqrt().unsqueeze(-1)
     return inputs._replace(key=inputs.key * kept, value=inputs.value * kept)
 
 
@@ -192,14 +193,6 @@ def _regulariser(
             return alpha, None
         alpha = torch.tensor(alpha, dtype=like.dtype, device=like.device)
     return alpha, gain_of(alpha, covariance)
-
-
-def alpha_of(alpha: float | None, covariance: Covariance) -> float:
-    """A number, checked; None is the default of the covariance."""
-    if alpha is None:
-        return default_alpha(covariance)
-    checks.alpha_number(alpha, largest_alpha(covariance))
-    return float(alpha)
 
 
 def problem_of(flat: Inputs) -> tuple[Problem, bool]:

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from intention import checks
+from intention import _checks as checks
+from intention.solve.causal.each_query import triangle
 from intention.solve.doors import eager, gradient_free
-from intention.solve.each import triangle
 
 _BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
 

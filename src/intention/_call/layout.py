@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from intention import checks
+from intention import _checks as checks
 
 Restore = Callable[[Tensor], Tensor]
 

@@ -5,20 +5,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from intention import checks, layout
-from intention.covariance import Covariance, Rule, deviations, dual_serves, is_named, matrix_of, within_scatter
-from intention.dual import Dual, Inner
-from intention.layout import Inputs
-from intention.prepare import is_dual
-from intention.primal import Primal
+from intention import _checks as checks
+from intention._call import layout
+from intention._call.arguments import is_dual
+from intention._call.layout import Inputs
+from intention._covariance import Covariance, Rule, deviations, dual_serves, is_named, matrix_of, within_scatter
+from intention.context.by_features import Primal
+from intention.context.by_points import Dual, Inner
+from intention.context.sums import Stats
 from intention.solve.centring import centred
 from intention.solve.doors import eager, gradient_free
 from intention.solve.ladder import Report
 from intention.solve.problem import Problem
-from intention.solve.ridge import LARGE
-from intention.solve.rows import Points
-from intention.solve.stats import Stats
-from intention.solve.transform import transform as transform_points
+from intention.solve.ridge.ridge import LARGE
+from intention.solve.transform.rows import Points
+from intention.solve.transform.transform import transform as transform_points
 
 SOLVERS = ("auto", "primal", "dual", "float64")
 

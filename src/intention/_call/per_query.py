@@ -8,13 +8,14 @@ import torch
 import torch.nn.functional as TF
 from torch import Tensor
 
-from intention import checks, layout, masks
-from intention.layout import Inputs
-from intention.prepare import problem_of
-from intention.solve.causal import Tokens
-from intention.solve.each import CHUNK, Solve, each_query, starts, triangle
+from intention import _checks as checks
+from intention._call import counting, layout
+from intention._call.arguments import problem_of
+from intention._call.layout import Inputs
+from intention.solve.causal.chunks import Tokens
+from intention.solve.causal.each_query import CHUNK, Solve, each_query, starts, triangle
+from intention.solve.causal.sequence import causal
 from intention.solve.ladder import Report
-from intention.solve.sequence import causal
 
 TOKENS = 64  # in a chunk of causal linear attention
 
@@ -35,7 +36,7 @@ def per_query(inputs: Inputs, mask: Tensor | None, solve: Solve) -> tuple[Tensor
     def taken(start: int, rows: int, seen: int) -> Tensor:
         if mask is None:
             return triangle(rows, seen, base.key.device, start).to(base.key.dtype).expand(batch, rows, seen)
-        return masks.as_weight(mask.narrow(-2, start, rows), base.key.dtype).reshape(batch, rows, n)
+        return counting.as_weight(mask.narrow(-2, start, rows), base.key.dtype).reshape(batch, rows, n)
 
     out, report = each_query(base, taken, mask is None, solve)
     lead = restore(base.query).shape[:-2]
@@ -84,6 +85,6 @@ def linear_per_query(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) ->
     for start in starts(m, step):
         size = min(step, m - start)
         rows = query.narrow(-2, start, size)
-        counts = masks.as_weight(mask.narrow(-2, start, size), query.dtype)
+        counts = counting.as_weight(mask.narrow(-2, start, size), query.dtype)
         outs.append(((rows @ key.mT) * counts) @ value)
     return torch.cat(outs, -2) if outs else query @ (key.mT @ value)

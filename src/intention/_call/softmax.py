@@ -8,16 +8,17 @@ import torch
 import torch.nn.functional as TF
 from torch import Tensor
 
-from intention import checks, layout, masks
-from intention.layout import Inputs
-from intention.masks import Counted
-from intention.prepare import is_dual, problem_of, unflatten_report
+from intention import _checks as checks
+from intention._call import counting, layout
+from intention._call.arguments import is_dual, problem_of, unflatten_report
+from intention._call.counting import Counted
+from intention._call.layout import Inputs
 from intention.solve.doors import compiling, gradient_free, look
 from intention.solve.ladder import DUAL, FLOAT64, PINV, PRIMAL, TOLERATED, Report, has_float64, warn_inaccurate
 from intention.solve.problem import Problem
-from intention.solve.rows import Points
-from intention.solve.sigma import SMALL_ROUNDING, rounding, sigma
-from intention.solve.transform import transform
+from intention.solve.transform.fused import SMALL_ROUNDING, rounding, sigma
+from intention.solve.transform.rows import Points
+from intention.solve.transform.transform import transform
 
 LARGEST_EXPONENT = 80.0
 SMALLEST_SCALE = 1e-3  # in the kernel, where it divides Sigma; its inverse is the largest
@@ -100,7 +101,7 @@ def centred_key(inputs: Inputs, keep: Tensor | None) -> Tensor:
     share = (weight / torch.where(total > 0, total, 1.0)).unsqueeze(-2)
     for _ in range(2):  # the second pass removes the rounding of the first mean
         key = key - share @ key
-    return masks.fill(key, keep)
+    return counting.fill(key, keep)
 
 
 def scored(moved: Tensor, key: Tensor, report: Report, solver: str, inputs: Inputs) -> tuple[Tensor, Report, bool]:
@@ -167,11 +168,11 @@ def counted_softmax(
     """Softmax attention (scale 1) in which points count as `counted` says."""
     m, n, place = query.shape[-2], key.shape[-2], query.device
     if counted.weight is not None and not gradient_free(counted.weight):
-        mask, is_causal = masks.score_mask(counted._replace(weight=None), is_causal, m, n, place)
+        mask, is_causal = counting.score_mask(counted._replace(weight=None), is_causal, m, n, place)
         if is_causal:
-            mask = masks.triangle(m, n, place)
+            mask = counting.triangle(m, n, place)
         return _weighted_softmax(query, key, value, counted.weight, mask, dropout_p)
-    mask, is_causal = masks.score_mask(counted, is_causal, m, n, place)
+    mask, is_causal = counting.score_mask(counted, is_causal, m, n, place)
     return softmax_attention(query, key, value, mask, dropout_p, is_causal, 1.0, False)
 
 

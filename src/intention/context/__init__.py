@@ -8,15 +8,16 @@ from os import PathLike
 import torch
 from torch import Tensor
 
-from intention import checks, left_out, points, storage
-from intention.covariance import is_named, on_keys
-from intention.dual import Dual
-from intention.functional import Info
-from intention.kept import Kept
+from intention import _checks as checks
+from intention._covariance import is_named, on_keys
+from intention.context import left_out, points, storage
+from intention.context.by_points import Dual
+from intention.context.kept import Kept
+from intention.context.sums import Stats
 from intention.solve.centring import EPS
-from intention.solve.constrained import Constraint
+from intention.solve.constraints.constrained import Constraint
 from intention.solve.doors import eager
-from intention.solve.stats import Stats
+from intention.solve.ladder import Report
 
 
 class Context(Kept):
@@ -94,10 +95,10 @@ class Context(Kept):
             out = left_out.refit(self, out, risky)
         return out.to(self.dtype)
 
-    def describe(self) -> Info:
+    def describe(self) -> Report:
         """Route (an index into `functional.ROUTES`), condition and estimated relative error of the fit (...)."""
         report = self._system.report if self.kernel is not None else self._linear[3]
-        return Info(report.route.to(torch.int8), report.condition.clone(), report.error.clone())
+        return report.told()
 
     # -- points that come and go --------------------------------------------------------------------------------------
 

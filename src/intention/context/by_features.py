@@ -8,13 +8,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from intention.covariance import Rule
-from intention.lazy import lazy
-from intention.solve import loo
+from intention._cached import lazy
+from intention._covariance import Rule
+from intention.context import leave_one_out
+from intention.context.sums import Stats
 from intention.solve.doors import eager
-from intention.solve.inverse import EPS, inverse
 from intention.solve.ladder import PINV, Report, warn_inaccurate
-from intention.solve.stats import Stats
+from intention.solve.matrix.inverse import EPS, inverse
 
 
 class Primal:
@@ -107,9 +107,9 @@ class Primal:
         r = key if self.mean_key is None else key - self.mean_key
         target = value if self.mean_value is None else value - self.mean_value
         count, gain = self.stats.total if self.rule.intercept else None, self.rule.gain
-        return loo.closed_form(hat, r @ w, target, weight, count, gain, error)
+        return leave_one_out.closed_form(hat, r @ w, target, weight, count, gain, error)
 
-    def spectral(self, key: Tensor, value: Tensor, weight: Tensor | None) -> loo.Spectral:
+    def spectral(self, key: Tensor, value: Tensor, weight: Tensor | None) -> leave_one_out.Spectral:
         r = key if self.mean_key is None else key - self.mean_key
         target = value if self.mean_value is None else value - self.mean_value
-        return loo.spectral_primal(self.matrix, r, self.rhs, target, weight)
+        return leave_one_out.spectral_primal(self.matrix, r, self.rhs, target, weight)

@@ -10,13 +10,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from intention.covariance import Rule, class_shares, deviations, in_live_class
-from intention.lazy import lazy
-from intention.solve import loo
+from intention._cached import lazy
+from intention._covariance import Rule, class_shares, deviations, in_live_class
+from intention.context import leave_one_out
 from intention.solve.centring import centred
 from intention.solve.doors import eager
-from intention.solve.inverse import EPS, inverse
 from intention.solve.ladder import DUAL, PINV, Report, warn_inaccurate
+from intention.solve.matrix.inverse import EPS, inverse
 from intention.solve.problem import relative_size
 
 
@@ -305,20 +305,20 @@ class Dual:
         usable = there if gain is None else there & (gain > 0.01)[..., None]
         # a division by 0 that is not used would still reach the gradient
         hat = torch.where(usable, 0.0, self.hat())
-        plain = loo.residuals(hat, self.inner.gram @ self.coef, self.target, self.weight, count, gain)
+        plain = leave_one_out.residuals(hat, self.inner.gram @ self.coef, self.target, self.weight, count, gain)
         exact = self.coef / torch.where(there & (own != 0), own, 1.0)[..., None]
         if gain is not None:
             # that is the error of the ridge with alpha / c, whose fit around the mean is c times this one's
             c = torch.where(gain > 0.01, gain, 1.0)[..., None, None]
-            exact = (exact - (1 - c) * self.target * loo.stretch(self.weight, count, self.target)) / c
+            exact = (exact - (1 - c) * self.target * leave_one_out.stretch(self.weight, count, self.target)) / c
         risky = self.singular[..., None] | torch.zeros_like(self.inner.share, dtype=torch.bool)
         if self.rule.intercept:  # a point with nearly all the weight is nearly the mean
             alone = own.detach() < 1e-6 * self._solved[0].detach().diagonal(0, -2, -1)
-            risky = risky | loo.lonely(self.weight, self.inner.count) | (there & alone)
+            risky = risky | leave_one_out.lonely(self.weight, self.inner.count) | (there & alone)
         return torch.where(usable[..., None], exact, plain), risky
 
-    def spectral(self) -> loo.Spectral:
-        return loo.spectral_dual(self.gram, self.target, self.weight, self.lift, self.inner.count)
+    def spectral(self) -> leave_one_out.Spectral:
+        return leave_one_out.spectral_dual(self.gram, self.target, self.weight, self.lift, self.inner.count)
 
 
 def _warn_cancelled(spread: Tensor, whole: Tensor, share: Tensor | float) -> None:

@@ -8,11 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from intention import checks
-from intention.covariance import gain_of, on_keys
-from intention.dual import Dual
-from intention.prepare import alpha_of
-from intention.solve import loo
+from intention import _checks as checks
+from intention._covariance import alpha_of, gain_of, on_keys
+from intention.context import leave_one_out
+from intention.context.by_points import Dual
 
 # alpha="loo" looks from 1e-6 to 1e3 of the mean eigenvalue, three values a decade
 GRID = torch.logspace(-6, 3, 28, dtype=torch.float64)
@@ -33,7 +32,7 @@ def choose_alpha(context: Any, grid: Sequence[float | Tensor] | None) -> Tensor:
         alphas = _default_grid(spectral.values, spectral.rows.shape[-2], context.covariance) if given is None else given
         weight = None if context.weight is None else context.weight.double()
         count = context._count if context.fits_intercept else None
-        errors = loo.grid_errors(spectral, weight, count, alphas, gain_of(alphas, context.covariance))
+        errors = leave_one_out.grid_errors(spectral, weight, count, alphas, gain_of(alphas, context.covariance))
         best = errors.nan_to_num(nan=torch.inf).argmin(-1, keepdim=True)
     candidates = alphas.expand(*best.shape[:-1], alphas.shape[-1])
     return candidates.gather(-1, best).squeeze(-1)

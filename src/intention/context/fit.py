@@ -9,13 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from intention import checks
+from intention import _checks as checks
+from intention._covariance import Covariance, alpha_of, gain_of, is_named
 from intention.context import Context
-from intention.covariance import Covariance, gain_of, is_named
+from intention.context.choose_alpha import choose_alpha
 from intention.features import Features, fourier, nystroem
 from intention.kernels import BoundKernel, Custom, Function, Kernel, as_kernel
-from intention.prepare import alpha_of
-from intention.selection import choose_alpha
 from intention.solve.doors import eager
 
 

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from intention import checks
-from intention.covariance import (
+from intention import _checks as checks
+from intention._cached import lazy
+from intention._covariance import (
     Covariance,
     Rule,
     dual_serves,
@@ -21,18 +22,17 @@ from intention.covariance import (
     on_keys,
     within_scatter,
 )
-from intention.dual import Dual, Inner
+from intention.context.by_features import Primal
+from intention.context.by_points import Dual, Inner
+from intention.context.sums import Stats
 from intention.features import Features
 from intention.kernels import BoundKernel, Custom
-from intention.lazy import lazy
-from intention.primal import Primal
 from intention.solve.centring import centred
-from intention.solve.constrained import Constraint, constrained
+from intention.solve.constraints.constrained import Constraint, constrained
 from intention.solve.doors import eager, gradient_free
 from intention.solve.ladder import TOLERATED, Report, warn_inaccurate
 from intention.solve.problem import relative_size
-from intention.solve.ridge import hat_of_points, solve_points
-from intention.solve.stats import Stats
+from intention.solve.ridge.ridge import hat_of_points, solve_points
 
 # An estimated error above this is worth another look at the points themselves, whose condition is not squared. The
 # second: in float64, and where derivatives are asked, which hold residuals far smaller than the values.

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from intention import checks
+from intention import _checks as checks
 
 HELD = 1 << 22  # entries of copied keys, or of the matrices made of them, held at once
 

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from intention import checks
+from intention import _checks as checks
 
 PointSet = tuple[Tensor, Tensor, Tensor | None]
 CHUNK = 1 << 26  # pairs of points that are compared at once

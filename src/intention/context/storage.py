@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from intention.context.sums import Stats
 from intention.features import Features, restore_features
 from intention.kernels import restore
-from intention.solve.constrained import Constraint
-from intention.solve.stats import Stats
+from intention.solve.constraints.constrained import Constraint
 
 FORMAT = 1
 TENSORS = ("key", "value", "weight", "alpha")

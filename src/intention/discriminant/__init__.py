@@ -12,16 +12,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from intention import checks, classes
-from intention.covariance import Rule, class_shares, dual_serves, within_scatter
-from intention.dual import Dual, Inner
-from intention.fitting import bind_kernel, fit
-from intention.functional import Info
-from intention.primal import Primal
+from intention import _checks as checks
+from intention._covariance import Rule, class_shares, dual_serves, within_scatter
+from intention.context.by_features import Primal
+from intention.context.by_points import Dual, Inner
+from intention.context.fit import bind_kernel, fit
+from intention.context.sums import Stats
+from intention.discriminant.labels import (
+    all_regular,
+    balanced,
+    check_ddof,
+    labelled,
+    mean_square,
+    rule_of,
+    threshold_of,
+)
 from intention.solve.doors import eager, gradient_free
-from intention.solve.inverse import inverse
 from intention.solve.ladder import PINV, Report
-from intention.solve.stats import Stats
+from intention.solve.matrix.inverse import inverse
 
 ROUTES = ("within", "total")
 
@@ -29,11 +37,9 @@ ROUTES = ("within", "total")
 class Classifier:
     """Logits of queries: `classifier(query)` (..., M, C), and `classifier.predict(query)`, the class (..., M)."""
 
-    def __init__(
-        self, score: Callable[[Tensor], Tensor], report: Report | Info, threshold: Any, like: Tensor, c: int
-    ) -> None:
+    def __init__(self, score: Callable[[Tensor], Tensor], report: Report, threshold: Any, like: Tensor, c: int) -> None:
         self._score, self._report, self._like = score, report, like
-        self._threshold = classes.threshold(threshold, c, like.device)
+        self._threshold = threshold_of(threshold, c, like.device)
 
     def __call__(self, query: Tensor) -> Tensor:
         checks.query(query, self._like, False)
@@ -45,9 +51,9 @@ class Classifier:
     def predict(self, query: Tensor) -> Tensor:
         return self(query).argmax(-1)
 
-    def describe(self) -> Info:
+    def describe(self) -> Report:
         """Route, condition and estimated relative error of the solve, as `Context.describe`."""
-        return Info(self._report.route.to(torch.int8), self._report.condition, self._report.error)
+        return self._report.told()
 
 
 def ls_svm(
@@ -70,9 +76,9 @@ def ls_svm(
     points so that the classes have these masses (None: as they come). threshold: subtracted from the logits, (..., C);
     a number for two classes is how far class 1 must lead.
     """
-    key, value, _ = classes.labelled(key, value, weight)
+    key, value, _ = labelled(key, value, weight)
     if priors is not None:
-        weight, _ = classes.balanced(value, weight, priors)
+        weight, _ = balanced(value, weight, priors)
     context = fit(key, 2 * value - 1, alpha, weight, intercept=True, kernel=kernel)
     return Classifier(context, context.describe(), threshold, key, value.shape[-1])
 
@@ -107,15 +113,13 @@ def lda(
     threshold as in `ls_svm`. With a kernel alpha > 0 is needed, and shrinkage has no meaning.
     """
     checks.choice("route", route, ROUTES)
-    key, value, mass = classes.labelled(key, value, weight)
-    mass, prior = classes.balanced(value, mass, priors)
+    key, value, mass = labelled(key, value, weight)
+    mass, prior = balanced(value, mass, priors)
     size = mass.sum(-1)
-    classes.check_ddof(ddof, size)
+    check_ddof(ddof, size)
     mass = mass / (size - ddof)[..., None]  # a total of N / (N - ddof)
     labels = value if route == "within" else torch.ones_like(value[..., :1])
-    rule = classes.rule_of(
-        None if kernel is not None else classes.mean_square(key, value, mass), alpha, shrinkage, key.device
-    )
+    rule = rule_of(None if kernel is not None else mean_square(key, value, mass), alpha, shrinkage, key.device)
     bound = None if kernel is None else bind_kernel(kernel, key, weight)
     n, d = key.shape[-2:]
     # around the mean of the points: only what is the same for all classes changes, and nothing cancels
@@ -155,21 +159,19 @@ def qda(
     Each class has its own covariance S_c with divisor N_c - ddof; shrinkage, alpha, priors, threshold as in `lda`. A
     class with too few points for its S_c to be invertible needs alpha or shrinkage.
     """
-    key, value, mass = classes.labelled(key, value, weight)
+    key, value, mass = labelled(key, value, weight)
     n, d = key.shape[-2:]
     sizes = (value * mass.unsqueeze(-1)).sum(-2)  # (..., C)
     prior = sizes / sizes.sum(-1, keepdim=True) if priors is None else checks.priors(priors, sizes)
-    classes.check_ddof(ddof, sizes)
+    check_ddof(ddof, sizes)
     own = (value * mass.unsqueeze(-1)).mT / torch.where(sizes > 0, sizes - ddof, 1.0).unsqueeze(-1)  # (..., C, N)
     wide = key.double().unsqueeze(-3)
     if kernel is not None:
         kernel = bind_kernel(kernel, key.unsqueeze(-3), None if weight is None else mass.unsqueeze(-2))
     alpha, shrinkage = (x[..., None] if isinstance(x, Tensor) else x for x in (alpha, shrinkage))  # beside classes
     labels = torch.ones_like(wide[..., :1])
-    rule = classes.rule_of(
-        None if kernel is not None else classes.mean_square(wide, labels, own), alpha, shrinkage, key.device
-    )
-    if kernel is not None or (n < d and classes.all_regular(rule)):
+    rule = rule_of(None if kernel is not None else mean_square(wide, labels, own), alpha, shrinkage, key.device)
+    if kernel is not None or (n < d and all_regular(rule)):
         system: Primal | Dual = Dual(
             Inner(wide, own, True, kernel), wide[..., :0], own, rule._replace(covariance="ridge")
         )

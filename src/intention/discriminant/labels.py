@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from intention import checks
-from intention.covariance import Rule, deviations
+from intention import _checks as checks
+from intention._covariance import Rule, deviations
 from intention.solve.doors import eager
 
 
@@ -95,7 +95,7 @@ def all_regular(rule: Rule) -> bool:
     return not eager() or bool((rule.alpha > 0).all())
 
 
-def threshold(threshold: Any, classes: int, device: torch.device) -> Tensor | None:
+def threshold_of(threshold: Any, classes: int, device: torch.device) -> Tensor | None:
     if threshold is None:
         return None
     if isinstance(threshold, Tensor) and threshold.dim() > 0:

@@ -17,12 +17,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from intention import checks, masks
+from intention import _checks as checks
+from intention._call import counting
+from intention._call.arguments import check_call
+from intention._covariance import Covariance, alpha_of, gain_of, is_named
 from intention.context import Context
-from intention.covariance import Covariance, gain_of, is_named
-from intention.moments import Moments, joined, moments_of
-from intention.prepare import alpha_of, check_call
-from intention.ranks import agree, member, place, sum_over_ranks
+from intention.distributed.moments import Moments, joined, moments_of
+from intention.distributed.ranks import agree, member, place, sum_over_ranks
 from intention.solve.doors import eager
 
 __all__ = ["fit", "intention"]
@@ -187,17 +188,17 @@ def _counted(
     key: Tensor, value: Tensor, mask: Tensor | None, weight: Tensor | None, covariance: Covariance
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Points and weights, with the mask among the weights; what is masked may hold anything."""
-    if mask is not None and not masks.same_for_all_queries(mask):
+    if mask is not None and not counting.same_for_all_queries(mask):
         raise ValueError(
             f"attn_mask must be equal for all queries, (..., 1, N) or of stride 0, got {tuple(mask.shape)}: a fit per "
             "query is no sum over ranks; gather the points and use functional.intention"
         )
-    counted = masks.count(mask, weight, False, key.shape[-2], torch.float64)
+    counted = counting.count(mask, weight, False, key.shape[-2], torch.float64)
     keep, weight = counted.keep, counted.total(torch.float64)
     if covariance == "within":
         checks.one_hot(value, keep)
     checks.require_values(weight, key.new_zeros(()), None)
-    return masks.fill(key, keep), masks.fill(value, keep), weight
+    return counting.fill(key, keep), counting.fill(value, keep), weight
 
 
 def _alpha(alpha: Any, covariance: Covariance, key: Tensor, lead: tuple[int, ...]) -> Tensor:

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from intention import checks
-from intention.solve.stats import EPS, Stats
+from intention import _checks as checks
+from intention.context.sums import EPS, Stats
 
 CHUNK = 1 << 20  # numbers of keys or values that are made float64 at a time
 

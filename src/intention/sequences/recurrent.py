@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from intention.per_query import linear_causal
+from intention._call.per_query import linear_causal
 from intention.solve.doors import no_autocast
 
 CHUNK = 64  # tokens

@@ -20,16 +20,17 @@ import torch
 import torch.nn.functional as TF
 from torch import Tensor
 
-from intention import checks, storage
-from intention.covariance import default_alpha, gain_of, largest_alpha
-from intention.layout import Inputs
-from intention.prepare import full_precision
-from intention.softmax import scored
-from intention.solve.causal import Tokens
+from intention import _checks as checks
+from intention._call.arguments import full_precision
+from intention._call.layout import Inputs
+from intention._call.softmax import scored
+from intention._covariance import default_alpha, gain_of, largest_alpha
+from intention.context import storage
+from intention.solve.causal.chunks import Tokens
+from intention.solve.causal.each_query import triangle
+from intention.solve.causal.sequence import causal
 from intention.solve.doors import compiling, gradient_free, look
-from intention.solve.each import triangle
 from intention.solve.ladder import Report
-from intention.solve.sequence import causal
 
 SUMS = torch.float64
 SLOPES_RATIO = 1e4  # the condition up to which sums in float64 serve gradients, whose errors grow with its square

@@ -19,7 +19,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from intention.solve.causal import Tokens, chunked, half_solve
+from intention.solve.causal.chunks import Tokens, chunked, half_solve
 from intention.solve.ladder import has_float64
 
 LENGTH = 32  # tokens of a chunk

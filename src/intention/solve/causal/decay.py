@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from intention.solve.causal import Chunked, Tokens, chunked, half_solve
+from intention.solve.causal.chunks import Chunked, Tokens, chunked, half_solve
 from intention.solve.factor import inverse_of_lower
 from intention.solve.ladder import FLOAT64, Report
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from intention.solve.decay import faded_sums
+from intention.solve.causal.decay import faded_sums
 
 LENGTH = 64  # tokens of a chunk
 

@@ -15,11 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from intention import checks
-from intention.solve import slopes
-from intention.solve.causal import Tokens
-from intention.solve.causal_batch import pull_causal, solve_causal
-from intention.solve.decay import length, solve_fading
+from intention import _checks as checks
+from intention.solve.causal import gradients
+from intention.solve.causal.by_roots import root_of_state, rooted
+from intention.solve.causal.chunks import Tokens
+from intention.solve.causal.decay import length, solve_fading
+from intention.solve.causal.each_query import each_query, triangle
+from intention.solve.causal.gradients import Nine
+from intention.solve.causal.spans import pull_causal, solve_causal
 from intention.solve.doors import (
     Door,
     compiling,
@@ -32,7 +35,6 @@ from intention.solve.doors import (
     scatter_batch,
     unobserved,
 )
-from intention.solve.each import each_query, triangle
 from intention.solve.ladder import (
     QR,
     SEQUENCE_ERROR,
@@ -45,11 +47,9 @@ from intention.solve.ladder import (
     warn_inaccurate,
 )
 from intention.solve.problem import Plan, Problem
-from intention.solve.ridge import ridge
-from intention.solve.rooted import root_of_state, rooted
-from intention.solve.rows import Points
-from intention.solve.slopes import Nine
-from intention.solve.transform import transform
+from intention.solve.ridge.ridge import ridge
+from intention.solve.transform.rows import Points
+from intention.solve.transform.transform import transform
 
 # How a sequence was solved. STEEP: in chunks, but gradients of its weights and alpha need pairs of tokens.
 PLAIN, STEEP, ROOTED, FAR = range(4)
@@ -161,7 +161,7 @@ def _with_decay(tokens: Tokens, log_decay: Tensor, transposed: bool) -> tuple[Te
         assert wide.value is not None
         key = wide.key if wide.weight is None else wide.weight.unsqueeze(-1) * wide.key
         start = None if wide.cross is None else wide.cross.mT
-        query = slopes.read(slopes.fading(log_decay.double(), wide.key), wide.query, wide.value, key, start)
+        query = gradients.read(gradients.fading(log_decay.double(), wide.key), wide.query, wide.value, key, start)
         out, report = solve_fading(wide._replace(query=query, value=None, cross=None), log_decay, size)
     else:
         out, report = solve_fading(tokens, log_decay, size)
@@ -180,7 +180,7 @@ def _residual(tokens: Tokens, log_decay: Tensor | None, r: Tensor) -> Tensor:
     logs = None if log_decay is None else log_decay.to(r.dtype)
     rows, told = torch.cat([grad, r], -1), torch.cat([value, -share * key], -1)
     counted = key if weight is None else weight.unsqueeze(-1) * key
-    out = slopes.read(slopes.fading(logs, key), rows, told, counted) - alpha.view(-1, 1, 1) * r
+    out = gradients.read(gradients.fading(logs, key), rows, told, counted) - alpha.view(-1, 1, 1) * r
     if gram is None:
         return out
     d = key.shape[2]
@@ -318,7 +318,7 @@ def _pull(grad: Tensor, nine: Nine, transposed: bool, call: Any) -> Nine:
     assert x is not None
     grad = grad.to(x.dtype)
     query, told = (grad, x) if transposed else (x, grad)
-    found = slopes.pull(query, told, solve(query, False, False), solve(told, values, values), wide)
+    found = gradients.pull(query, told, solve(query, False, False), solve(told, values, values), wide)
     if transposed:
         found = (solve(query, True, False), *found[1:])
     return tuple(None if x is None or y is None else y.to(x.dtype) for x, y in zip(nine, found, strict=True))
@@ -332,7 +332,7 @@ def _push(nine: Nine, tangents: Any, transposed: bool) -> Tensor:
         None if x is None else torch.zeros_like(x) if t is None else t.to(x.dtype)
         for x, t in zip(wide, tangents, strict=True)
     ]
-    return slopes.push(wide, moved, transposed, solve).to(nine[1].dtype)
+    return gradients.push(wide, moved, transposed, solve).to(nine[1].dtype)
 
 
 def _take(nine: Nine, index: Tensor) -> Nine:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from intention.solve.causal import (
+from intention.solve.causal.chunks import (
     BLOCK,
     Before,
     Chunked,

@@ -14,10 +14,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from intention import checks
-from intention.solve.active_set import active_set
-from intention.solve.inverse import inverse
+from intention import _checks as checks
+from intention.solve.constraints.active_set import active_set
 from intention.solve.ladder import Report, warn_inaccurate
+from intention.solve.matrix.inverse import inverse
 
 KINDS = ("ge", "eq")
 

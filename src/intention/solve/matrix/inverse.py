@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from intention import checks
+from intention import _checks as checks
 from intention.solve.doors import compiling, gather_batch, gradient_free, scatter_batch
 from intention.solve.factor import inverse_of_lower
 from intention.solve.ladder import PINV, PRIMAL, Report, pack, screen, warn_inaccurate

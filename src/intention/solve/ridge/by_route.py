@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from intention import checks
+from intention import _checks as checks
 from intention.solve.doors import no_autocast, sum_neighbours, unobserved
 from intention.solve.factor import LIMITS, Factor, solve, wants_inverse
 from intention.solve.ladder import (
@@ -28,7 +28,7 @@ from intention.solve.ladder import (
 from intention.solve.native import ridge as native
 from intention.solve.native.call import PLAIN, SOME_LEFT
 from intention.solve.problem import Fit, Plan, Problem, fit, pick, predict, refine
-from intention.solve.pullback import Grads, Mode, Needs, pullback
+from intention.solve.ridge.gradients import Grads, Mode, Needs, pullback
 
 METHODS = {"primal": "cholesky", "dual": "cholesky", "float64": "cholesky", "qr": "qr", "pinv": "pinv"}
 # alpha's gradient is made again in float64 where it is smaller than this times the root sum of squares of its terms

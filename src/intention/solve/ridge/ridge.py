@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from intention import checks
-from intention.solve.batch import backward_batch, cast_grads, shaped_like, solve_batch
+from intention import _checks as checks
 from intention.solve.doors import (
     Door,
     asked,
@@ -27,9 +26,10 @@ from intention.solve.doors import (
 from intention.solve.factor import mm
 from intention.solve.ladder import PINV, Report, has_float64, uneventful, warn_inaccurate
 from intention.solve.problem import Plan, Problem
-from intention.solve.pullback import Grads, Invert, Mode, Needs, pullback, pushforward
-from intention.solve.rows import Points
-from intention.solve.transform import inverter, transform
+from intention.solve.ridge.by_route import backward_batch, cast_grads, shaped_like, solve_batch
+from intention.solve.ridge.gradients import Grads, Invert, Mode, Needs, pullback, pushforward
+from intention.solve.transform.rows import Points
+from intention.solve.transform.transform import inverter, transform
 
 # Beyond this many features d unit vectors are too much to pay for one derivative, that at w = 0.
 LARGE = 1024

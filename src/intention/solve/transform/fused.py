@@ -8,22 +8,13 @@ import torch
 import torch.nn.functional as TF
 from torch import Tensor
 
-from intention.solve.doors import (
-    Door,
-    asked,
-    compiling,
-    eager,
-    forward_mode,
-    gradient_free,
-    no_autocast,
-    unobserved,
-)
+from intention.solve.doors import Door, asked, compiling, eager, forward_mode, gradient_free, no_autocast, unobserved
 from intention.solve.ladder import FLOAT64, Report, has_float64, pack, unpack, warn_inaccurate
 from intention.solve.native import sigma as native
 from intention.solve.problem import Problem
-from intention.solve.pullback import Needs
-from intention.solve.rows import Points
-from intention.solve.transform import transform
+from intention.solve.ridge.gradients import Needs
+from intention.solve.transform.rows import Points
+from intention.solve.transform.transform import transform
 
 # The rounding of a score up to which float32 serves: measured on 3,000 calls, answers then err by 5e-6 at most.
 SMALL_ROUNDING = 1e-5

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from intention import checks
+from intention import _checks as checks
 from intention.solve.doors import no_autocast
 from intention.solve.factor import (
     EASY,

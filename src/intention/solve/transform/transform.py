@@ -30,8 +30,8 @@ from intention.solve.factor import wants_inverse
 from intention.solve.ladder import PINV, has_float64, uneventful, unpack
 from intention.solve.native import rows as native
 from intention.solve.problem import Plan, Problem, pick
-from intention.solve.pullback import Invert
-from intention.solve.rows import Points, transform_rows
+from intention.solve.ridge.gradients import Invert
+from intention.solve.transform.rows import Points, transform_rows
 
 # The share of alpha's gradient up to which a rounding of what comes in is let be.
 SURE = 1e-5
