@@ -21,9 +21,8 @@ from intention.solve.causal import sequence
 from intention.solve.doors import gather_batch, refuse_onnx, scatter_batch
 from intention.solve.ladder import REFINED, Report, warn_inaccurate, whole
 from intention.solve.matrix import inverse
-from intention.solve.problem import Plan, Problem
+from intention.solve.problem import Needs, Plan, Problem
 from intention.solve.ridge.by_route import backward_batch, solve_batch
-from intention.solve.ridge.gradients import Needs
 from intention.solve.transform import fused, transform
 from intention.solve.transform.rows import Points, transform_rows
 

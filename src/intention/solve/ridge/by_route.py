@@ -27,8 +27,8 @@ from intention.solve.ladder import (
 )
 from intention.solve.native import ridge as native
 from intention.solve.native.call import PLAIN, SOME_LEFT
-from intention.solve.problem import Fit, Plan, Problem, fit, pick, predict, refine
-from intention.solve.ridge.gradients import Grads, Mode, Needs, pullback
+from intention.solve.problem import Fit, Grads, Needs, Plan, Problem, fit, pick, predict, refine
+from intention.solve.ridge.gradients import Mode, pullback
 
 METHODS = {"primal": "cholesky", "dual": "cholesky", "float64": "cholesky", "qr": "qr", "pinv": "pinv"}
 # alpha's gradient is made again in float64 where it is smaller than this times the root sum of squares of its terms

@@ -6,7 +6,6 @@ every higher order (with an `invert` that autograd can follow).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -14,9 +13,7 @@ from torch import Tensor
 
 from intention.solve.doors import unobserved
 from intention.solve.factor import mm
-from intention.solve.problem import Plan, Problem
-
-Invert = Callable[[Tensor], Tensor]
+from intention.solve.problem import Grads, Invert, Needs, Plan, Problem
 
 
 class Mode(NamedTuple):
@@ -27,25 +24,6 @@ class Mode(NamedTuple):
 
 
 PLAIN = Mode(refined=False, deficient=False)
-
-
-class Grads(NamedTuple):
-    query: Tensor | None
-    key: Tensor | None
-    value: Tensor | None
-    weight: Tensor | None
-    alpha: Tensor | None
-    gain: Tensor | None
-    alpha_terms: Tensor | None = None  # root sum of squares of the terms that alpha's gradient adds up
-
-
-class Needs(NamedTuple):
-    query: bool = True
-    key: bool = True
-    value: bool = True
-    weight: bool = True
-    alpha: bool = True
-    gain: bool = True
 
 
 def pullback(

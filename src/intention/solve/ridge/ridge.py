@@ -25,9 +25,9 @@ from intention.solve.doors import (
 )
 from intention.solve.factor import mm
 from intention.solve.ladder import PINV, Report, has_float64, uneventful, warn_inaccurate
-from intention.solve.problem import Plan, Problem
+from intention.solve.problem import Grads, Invert, Needs, Plan, Problem
 from intention.solve.ridge.by_route import backward_batch, cast_grads, shaped_like, solve_batch
-from intention.solve.ridge.gradients import Grads, Invert, Mode, Needs, pullback, pushforward
+from intention.solve.ridge.gradients import Mode, pullback, pushforward
 from intention.solve.transform.rows import Points
 from intention.solve.transform.transform import inverter, transform
 

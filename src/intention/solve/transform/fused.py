@@ -11,8 +11,7 @@ from torch import Tensor
 from intention.solve.doors import Door, asked, compiling, eager, forward_mode, gradient_free, no_autocast, unobserved
 from intention.solve.ladder import FLOAT64, Report, has_float64, pack, unpack, warn_inaccurate
 from intention.solve.native import sigma as native
-from intention.solve.problem import Problem
-from intention.solve.ridge.gradients import Needs
+from intention.solve.problem import Needs, Problem
 from intention.solve.transform.rows import Points
 from intention.solve.transform.transform import transform
 

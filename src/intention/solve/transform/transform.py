@@ -29,8 +29,7 @@ from intention.solve.doors import (
 from intention.solve.factor import wants_inverse
 from intention.solve.ladder import PINV, has_float64, uneventful, unpack
 from intention.solve.native import rows as native
-from intention.solve.problem import Plan, Problem, pick
-from intention.solve.ridge.gradients import Invert
+from intention.solve.problem import Invert, Plan, Problem, pick
 from intention.solve.transform.rows import Points, transform_rows
 
 # The share of alpha's gradient up to which a rounding of what comes in is let be.
