@@ -27,7 +27,7 @@ from intention.distributed import moments
 
 D = torch.float64
 TOLERANCE = {torch.float32: 1e-5, D: 1e-10}
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 # points of each rank: unequal, with an empty rank, and fewer points than features (d = 7)
 SIZES = {2: [(14, 9), (0, 11), (1, 3)], 4: [(3, 9, 0, 11)]}
 

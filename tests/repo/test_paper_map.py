@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 MAP = ROOT / "docs" / "paper_map.md"
 HEADER = ["paper", "function", "test or experiment", "our departure"]
 
@@ -99,13 +99,13 @@ def test_map_mentions_every_test_of_the_paper():
     ("row", "complaint"),
     [
         (
-            "| a | `intention.functional.attention` | `tests/test_paper_map.py::test_map_points_to_what_exists` | |",
+            "| a | `intention.fit` | `tests/repo/test_paper_map.py::test_map_points_to_what_exists` | |",
             None,
         ),
         ("| a | `intention.functional.attention` | - | |", "no row has a test"),
         ("| a | `intention.functional.attend` | - | |", "does not import"),
         ("| a | `intentional` | - | |", "does not import"),
-        ("| a | - | `tests/test_paper_map.py::test_nothing` | |", "does not exist"),
+        ("| a | - | `tests/repo/test_paper_map.py::test_nothing` | |", "does not exist"),
         ("| a | - | `tests/nothing.py::test_nothing` | |", "does not exist"),
         ("| a | - | - | |", "neither"),
         ("| a | planned | - | |", "no entry"),

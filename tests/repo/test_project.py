@@ -11,7 +11,7 @@ import torch
 import intention
 from intention import functional as F
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 def load(name):

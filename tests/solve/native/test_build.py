@@ -15,7 +15,7 @@ import pytest
 from intention.solve.native import build
 from intention.solve.native.library import ABI
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[3]
 INSIDE = "intention/solve/native/"
 HAS_COMPILER = "CXX" in os.environ or any(map(shutil.which, build.COMPILERS))
 needs_compiler = pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler: $CXX is not set, none is on PATH")

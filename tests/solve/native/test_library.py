@@ -108,7 +108,7 @@ def test_another_interface_is_refused(place):
 
 
 def test_both_sources_name_one_interface():
-    source = Path(library.__file__).with_name("dispatch.cpp").read_text()
+    source = Path(library.__file__).with_name("csrc").joinpath("dispatch.cpp").read_text()
     assert f"intention_native_abi(void) {{ return {library.ABI}; }}" in source
 
 

@@ -8,7 +8,7 @@ from torch.utils.checkpoint import checkpoint
 from intention.functional import sigma_intention
 from intention.solve.native import library
 from intention.solve.transform import fused as door
-from test_native_sigma import DTYPES, DUAL_SHAPES, HARD, SHAPES, distance, hard, make, written_out
+from solve.native.test_sigma import DTYPES, DUAL_SHAPES, HARD, SHAPES, distance, hard, make, written_out
 
 pytestmark = pytest.mark.skipif(library.library() is None, reason="no compiled kernels")
 
