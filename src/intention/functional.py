@@ -38,7 +38,7 @@ from intention._call.softmax import (
     transform_solver,
 )
 from intention._covariance import Covariance, on_keys
-from intention.solve.doors import compiling
+from intention.solve.torch_state import compiling
 from intention.solve.ladder import ROUTES, TOLERATED, Report, unpack, warn_inaccurate
 from intention.solve.plain import plain
 from intention.solve.problem import Plan, Problem

@@ -14,7 +14,7 @@ from intention.context.by_features import Primal
 from intention.context.by_points import Dual, Inner
 from intention.context.sums import Stats
 from intention.solve.centring import centred
-from intention.solve.doors import eager, gradient_free
+from intention.solve.torch_state import eager, gradient_free
 from intention.solve.ladder import Report
 from intention.solve.problem import Problem
 from intention.solve.ridge.ridge import LARGE

@@ -13,7 +13,7 @@ from intention._call import counting, layout
 from intention._call.arguments import is_dual, problem_of, unflatten_report
 from intention._call.counting import Counted
 from intention._call.layout import Inputs
-from intention.solve.doors import compiling, gradient_free, look
+from intention.solve.torch_state import compiling, gradient_free, look
 from intention.solve.ladder import DUAL, FLOAT64, PINV, PRIMAL, TOLERATED, Report, has_float64, warn_inaccurate
 from intention.solve.problem import Problem
 from intention.solve.transform.fused import SMALL_ROUNDING, rounding, sigma

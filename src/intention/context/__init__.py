@@ -16,7 +16,7 @@ from intention.context.kept import Kept
 from intention.context.sums import Stats
 from intention.solve.centring import EPS
 from intention.solve.constraints.constrained import Constraint
-from intention.solve.doors import eager
+from intention.solve.torch_state import eager
 from intention.solve.ladder import Report
 
 

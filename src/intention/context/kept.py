@@ -29,7 +29,7 @@ from intention.features import Features
 from intention.kernels import BoundKernel, Custom
 from intention.solve.centring import centred
 from intention.solve.constraints.constrained import Constraint, constrained
-from intention.solve.doors import eager, gradient_free
+from intention.solve.torch_state import eager, gradient_free
 from intention.solve.ladder import TOLERATED, Report, warn_inaccurate
 from intention.solve.problem import relative_size
 from intention.solve.ridge.ridge import hat_of_points, solve_points

@@ -12,7 +12,7 @@ from intention._covariance import Covariance
 from intention.functional import intention
 from intention.nn.alpha import alpha_of_call
 from intention.nn.scaling import Scale, factor_of, scale_queries
-from intention.solve.doors import unobserved
+from intention.solve.torch_state import unobserved
 
 
 def solve(

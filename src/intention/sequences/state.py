@@ -29,7 +29,7 @@ from intention.context import storage
 from intention.solve.causal.chunks import Tokens
 from intention.solve.causal.each_query import triangle
 from intention.solve.causal.sequence import causal
-from intention.solve.doors import compiling, gradient_free, look
+from intention.solve.torch_state import compiling, gradient_free, look
 from intention.solve.ladder import Report
 
 SUMS = torch.float64

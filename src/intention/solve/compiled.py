@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.library import Library, infer_schema, register_autograd, register_fake, register_vmap
 
 from intention.solve.causal import sequence
-from intention.solve.doors import gather_batch, refuse_onnx, scatter_batch
+from intention.solve.torch_state import gather_batch, refuse_onnx, scatter_batch
 from intention.solve.ladder import REFINED, Report, warn_inaccurate, whole
 from intention.solve.matrix import inverse
 from intention.solve.problem import Needs, Plan, Problem

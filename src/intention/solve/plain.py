@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from intention.solve.batch import backward_batch
-from intention.solve.doors import Door, forward_mode, transformed, unobserved
+from intention.solve.torch_state import Door, forward_mode, transformed, unobserved
 from intention.solve.factor import LIMITS, wants_inverse
 from intention.solve.native.call import BACKWARD, FORWARD, LARGEST, PLAIN, SOME_LEFT, described, readable
 from intention.solve.native.library import kernel

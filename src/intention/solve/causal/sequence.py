@@ -23,7 +23,7 @@ from intention.solve.causal.decay import length, solve_fading
 from intention.solve.causal.each_query import each_query, triangle
 from intention.solve.causal.gradients import Nine
 from intention.solve.causal.spans import pull_causal, solve_causal
-from intention.solve.doors import (
+from intention.solve.torch_state import (
     Door,
     compiling,
     eager,

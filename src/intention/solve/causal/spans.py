@@ -22,7 +22,7 @@ from intention.solve.causal.chunks import (
     pull_chunks,
     running,
 )
-from intention.solve.doors import no_autocast
+from intention.solve.torch_state import no_autocast
 from intention.solve.ladder import FLOAT64, PRIMAL, Report, has_float64, pack
 from intention.solve.native import causal as native
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from intention import _checks as checks
-from intention.solve.doors import compiling, gather_batch, gradient_free, scatter_batch
+from intention.solve.torch_state import compiling, gather_batch, gradient_free, scatter_batch
 from intention.solve.factor import inverse_of_lower
 from intention.solve.ladder import PINV, PRIMAL, Report, pack, screen, warn_inaccurate
 

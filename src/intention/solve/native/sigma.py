@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from intention.solve.doors import sum_neighbours
+from intention.solve.torch_state import sum_neighbours
 from intention.solve.factor import wants_inverse
 from intention.solve.native.call import (
     BACKWARD,

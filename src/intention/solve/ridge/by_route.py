@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from intention import _checks as checks
-from intention.solve.doors import no_autocast, sum_neighbours, unobserved
+from intention.solve.torch_state import no_autocast, sum_neighbours, unobserved
 from intention.solve.factor import LIMITS, Factor, solve, wants_inverse
 from intention.solve.ladder import (
     FLOAT64,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from intention import _checks as checks
-from intention.solve.doors import (
+from intention.solve.torch_state import (
     Door,
     asked,
     compiling,

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as TF
 from torch import Tensor
 
-from intention.solve.doors import Door, asked, compiling, eager, forward_mode, gradient_free, no_autocast, unobserved
+from intention.solve.torch_state import Door, asked, compiling, eager, forward_mode, gradient_free, no_autocast, unobserved
 from intention.solve.ladder import FLOAT64, Report, has_float64, pack, unpack, warn_inaccurate
 from intention.solve.native import sigma as native
 from intention.solve.problem import Needs, Problem

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from intention import _checks as checks
-from intention.solve.doors import no_autocast
+from intention.solve.torch_state import no_autocast
 from intention.solve.factor import (
     EASY,
     LIMITS,

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from intention.solve.doors import (
+from intention.solve.torch_state import (
     Door,
     asked,
     compiling,
