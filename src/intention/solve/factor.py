@@ -25,8 +25,8 @@ class Limits(NamedTuple):
 # anyway or is small, else by 1 / min diag(L)^2 and |Sigma^-1 b| / |b|. (Pivots alone miss a short first key, and what
 # grows along a triangular factor.) Measured on 5,000 float32 fuzz cases: the plain factor leaves .13 r eps in the
 # median, .7 r eps in 95%, and 9e-6 at most below r = 80; a step of refinement below 5e-5 leaves less than 1e-5 up
-# to r = 2000, but of keys that are noise a step at r = 500 is as large. Of the N x N systems it left more than 1e-5 in 22
-# of 220 with r in 200 .. 2000 (V - K K'P may round like the factor): they climb to float64 at once.
+# to r = 2000, but of keys that are noise a step at r = 500 is as large. Of the N x N systems it left more than 1e-5 in
+# 22 of 220 with r in 200 .. 2000 (V - K K'P may round like the factor): they climb to float64 at once.
 _WIDE = Limits(1e4, 1e12, 1e-8)
 LIMITS = {  # of a dtype, and whether it is the dual
     (torch.float32, False): Limits(80.0, 1000.0, 5e-5),
