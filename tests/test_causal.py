@@ -303,6 +303,28 @@ def test_only_the_first_tokens_of_sigma_intention_need_float64(masked: bool, mon
         assert float(error.max().detach()) < 5e-6
 
 
+def test_a_small_alpha_learns_without_factors_of_single_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its gradient may cancel in the first tokens alone; where keys stay in a plane, in all of them."""
+    start = [torch.randn(2, 700, 32) for _ in range(3)]
+    plane = torch.randn(2, 700, 2) @ torch.randn(2, 2, 32)
+    found, slow = [], sequence._pull
+    for always in (False, True):
+        own = [*(x.clone().requires_grad_() for x in start), torch.full((2,), 1e-4, requires_grad=True)]
+        if always:
+            monkeypatch.setattr(sequence, "_pull", slow)
+            monkeypatch.setattr(sequence, "_lost", lambda _, nine: torch.ones_like(nine[4], dtype=torch.bool))
+        else:
+            monkeypatch.setattr(sequence, "_pull", None)
+        out = causal_intention(*own[:3], alpha=own[3])
+        found.append(torch.autograd.grad(out.square().sum(), own))
+    for got, want in zip(*found, strict=True):
+        assert float((got - want).norm() / want.norm()) < 1e-5
+    monkeypatch.undo()
+    alpha = torch.full((2,), 1e-6)
+    nine = (start[0], plane, start[2], None, alpha, None, None, None, None)
+    assert bool(sequence._lost((start[0], None, None, None, torch.ones(2), None, None, None, None), nine).all())
+
+
 def test_a_huge_token_does_not_spoil_those_before_it() -> None:
     query, key, value = torch.randn(3, 1, 64, 8, dtype=D)
     key[:, 40] *= 1e5
