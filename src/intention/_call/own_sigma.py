@@ -14,10 +14,10 @@ from intention.context.by_features import Primal
 from intention.context.by_points import Dual, Inner
 from intention.context.sums import Stats
 from intention.solve.centring import centred
-from intention.solve.torch_state import eager, gradient_free
 from intention.solve.ladder import Report
 from intention.solve.problem import Problem
 from intention.solve.ridge.ridge import LARGE
+from intention.solve.torch_state import eager, gradient_free
 from intention.solve.transform.rows import Points
 from intention.solve.transform.transform import transform as transform_points
 

@@ -16,8 +16,8 @@ from intention.context.kept import Kept
 from intention.context.sums import Stats
 from intention.solve.centring import EPS
 from intention.solve.constraints.constrained import Constraint
-from intention.solve.torch_state import eager
 from intention.solve.ladder import Report
+from intention.solve.torch_state import eager
 
 
 class Context(Kept):

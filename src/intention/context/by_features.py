@@ -12,9 +12,9 @@ from intention._cached import lazy
 from intention._covariance import Rule
 from intention.context import leave_one_out
 from intention.context.sums import Stats
-from intention.solve.torch_state import eager
 from intention.solve.ladder import PINV, Report, warn_inaccurate
 from intention.solve.matrix.inverse import EPS, inverse
+from intention.solve.torch_state import eager
 
 
 class Primal:

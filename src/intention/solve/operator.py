@@ -10,7 +10,7 @@ tangents. Double backward through torch.compile is a limit of torch.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -36,7 +36,9 @@ class Saved(NamedTuple):
     tensors: tuple[Opt, ...]
     options: tuple[Any, ...]
     outputs: Outputs  # answers (where they are saved), what was kept, the packed report
-    plain: bool | None  # whether the plain factor served every element; None: nobody has looked
+    seen: (
+        Any  # what the forward saw on the host: whether the plain factor served every element; None: nobody has looked
+    )
 
 
 class Note:
@@ -44,15 +46,15 @@ class Note:
 
     def __init__(self, found: Outputs | None = None, aside: bool = False) -> None:
         self.found, self.aside = found, aside  # outputs that are there already; whether only answers become outputs
-        self.plain: bool | None = None
+        self.seen: Any = None
         self.rest: Outputs = ()
 
 
 @dataclass(frozen=True, eq=False)
 class Operator:
     """The declaration. `solve(*tensors, *options, keep)` gives the outputs, answers first and the packed report last,
-    and whether the plain factor served every element. What lies between is kept for a backward, and may be anything
-    without `keep`. Tensors and outputs are flat batches: the first dimension is that of the elements.
+    and what it saw on the host, where derivatives and transforms cannot look: whether the plain factor served every
+    element. What lies between is kept for a backward, and may be anything without `keep`. Tensors and outputs are flat batches: the first dimension is that of the elements.
     """
 
     name: str
@@ -60,21 +62,23 @@ class Operator:
     options: str  # "bool dual, float scale"
     answers: int
     outputs: int
-    solve: Callable[..., tuple[Outputs, bool]]
+    solve: Callable[..., tuple[Outputs, Any]]
     shapes: Callable[..., Outputs]  # of solve, with keep=True
     pull: Callable[[Grads, Saved, Sequence[bool]], Grads]  # (gradients of answers, saved, needs): nothing watches
     differentiable: Callable[[Grads, Saved, Sequence[bool]], Grads]  # the same, of any order
-    push: Callable[[Sequence[Opt], Saved], tuple[Tensor, ...]] | None = None  # tangents of the tensors -> of the answers
+    push: Callable[[Sequence[Opt], Saved], tuple[Tensor, ...]] | None = (
+        None  # tangents of the tensors -> of the answers
+    )
     saves_answers: bool = True
-    traced: Callable[..., tuple[Outputs, bool]] | None = None  # in place of `solve`, where a graph has no second call
+    traced: Callable[..., tuple[Outputs, Any]] | None = None  # in place of `solve`, where a graph has no second call
+
+    count: int = field(init=False)  # of the tensors
+    function: type[Door] = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "count", len(self.tensors.split()))
         object.__setattr__(self, "function", _function(self))
         _register(self)
-
-    count: int = 0
-    function: Any = None
 
     def __call__(self, *args: Any) -> Outputs:
         """(*tensors, *options) -> (*answers, packed report)"""
@@ -139,7 +143,7 @@ def _function(op: Operator) -> type[Door]:
             note: Note = args[-1]
             outputs = note.found
             if outputs is None:
-                outputs, note.plain = op.solve(*args[:-1], True)
+                outputs, note.seen = op.solve(*args[:-1], True)
             if not note.aside:
                 return outputs
             note.rest = outputs[op.answers :]
@@ -148,7 +152,7 @@ def _function(op: Operator) -> type[Door]:
         @staticmethod
         def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
             note: Note = inputs[-1]
-            ctx.options, ctx.plain = inputs[op.count : -1], note.plain
+            ctx.options, ctx.seen = inputs[op.count : -1], note.seen
             ctx.set_materialize_grads(False)
             if note.aside:
                 output = *((output,) if op.answers == 1 else output), *note.rest
@@ -170,14 +174,14 @@ def _function(op: Operator) -> type[Door]:
             if any(g is not None and legacy_batched(g) for g in grads):
                 return *_backward_operator(op, grads, tensors, outputs, ctx.options, needs), *others
             pull = op.pull if unobserved() else op.differentiable
-            return *pull(grads, Saved(tensors, ctx.options, outputs, ctx.plain), needs), *others
+            return *pull(grads, Saved(tensors, ctx.options, outputs, ctx.seen), needs), *others
 
         @staticmethod
         def jvp(ctx: Any, *tangents: Any) -> Any:
             if op.push is None:
                 raise RuntimeError(f"intention::{op.name} has no forward-mode derivative")
             tensors, outputs = ctx.saved_tensors[: op.count], ctx.saved_tensors[op.count :]
-            found = op.push(tangents[: op.count], Saved(tensors, ctx.options, outputs, ctx.plain))
+            found = op.push(tangents[: op.count], Saved(tensors, ctx.options, outputs, ctx.seen))
             return *found, *(None,) * (op.outputs - op.answers)
 
         @staticmethod
@@ -212,7 +216,9 @@ def _register(op: Operator) -> None:
     def forward(*args: Any) -> Outputs:
         outputs, _ = solve(*args)
         kept = outputs[between] if args[-1] else [outputs[0].new_empty(0) for _ in outputs[between]]
-        return tuple(x.contiguous() for x in (*outputs[: op.answers], *kept, outputs[-1]))  # inductor asserts on strides
+        return tuple(
+            x.contiguous() for x in (*outputs[: op.answers], *kept, outputs[-1])
+        )  # inductor asserts on strides
 
     def fake(*args: Any) -> Outputs:
         torch_state.refuse_onnx()
@@ -233,11 +239,11 @@ def _register(op: Operator) -> None:
     def backward(*args: Any) -> Outputs:
         grads, tensors, needs = args[: op.answers], args[op.answers : op.answers + op.count], args[-1]
         kept, options = args[op.answers + op.count : ends], args[ends:-1]
-        plain = None
+        seen = None
         if op.outputs - op.answers > 1 and not kept[-2].numel():
-            outputs, plain = op.solve(*tensors, *options, True)
+            outputs, seen = solve(*tensors, *options, True)
             kept = op.kept(outputs)
-        found = op.pull(grads, Saved(tensors, options, kept, plain), needs)
+        found = op.pull(grads, Saved(tensors, options, kept, seen), needs)
         pairs = zip(found, needs, strict=True)
         return tuple(x.contiguous() if need and x is not None else grads[0].new_empty(0) for x, need in pairs)
 
@@ -250,18 +256,22 @@ def _register(op: Operator) -> None:
     ends = op.answers + op.count + saved
     tensors = ", ".join(f"Tensor? {x[:-1]}" if x.endswith("?") else f"Tensor {x}" for x in op.tensors.split())
     options = f", {op.options}" if op.options else ""
-    given = ", ".join([*(f"Tensor grad{i}" for i in range(op.answers)), tensors, *(f"Tensor kept{i}" for i in range(saved))])
+    given = ", ".join(
+        [*(f"Tensor grad{i}" for i in range(op.answers)), tensors, *(f"Tensor kept{i}" for i in range(saved))]
+    )
     define(op.name, f"({tensors}{options}, bool keep) -> {_tuple(op.outputs)}", forward, fake)
     define(f"{op.name}_backward", f"({given}{options}, bool[] needs) -> {_tuple(op.count)}", backward, backward_fake)
     register_autograd(f"intention::{op.name}", grad, setup_context=setup, lib=_library)
 
 
-def define(name: str, schema: str, implementation: Any, fake: Any, batched: Any = None) -> None:
-    """A custom operator that has no eager door."""
+def define(name: str, schema: str, implementation: Any, fake: Any, batched: Any = None, grad: Any = None) -> None:
+    """A custom operator by itself, without an eager door."""
     _library.define(name + schema)
     _library.impl(name, implementation, "CompositeExplicitAutograd")
     register_fake(f"intention::{name}", fake, lib=_library)
     register_vmap(f"intention::{name}", batched or _batched(getattr(torch.ops.intention, name)), lib=_library)
+    if grad is not None:
+        register_autograd(f"intention::{name}", grad, lib=_library)
 
 
 def _tuple(size: int) -> str:

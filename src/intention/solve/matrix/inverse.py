@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from intention import _checks as checks
-from intention.solve.operator import Operator, Saved
 from intention.solve.factor import inverse_of_lower
 from intention.solve.ladder import PINV, PRIMAL, Report, pack, screen, warn_inaccurate
+from intention.solve.operator import Operator, Saved
 
 EPS = torch.finfo(torch.float64).eps
 # A lower bound of the condition beyond which alpha = 0 may mean "singular": the spectrum is looked at.

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from intention import _checks as checks
-from intention.solve.torch_state import no_autocast, sum_neighbours, unobserved
 from intention.solve.factor import LIMITS, Factor, solve, wants_inverse
 from intention.solve.ladder import (
     FLOAT64,
@@ -29,6 +28,7 @@ from intention.solve.native import ridge as native
 from intention.solve.native.call import PLAIN, SOME_LEFT
 from intention.solve.problem import Fit, Grads, Needs, Plan, Problem, fit, pick, predict, refine
 from intention.solve.ridge.gradients import Mode, pullback
+from intention.solve.torch_state import no_autocast, sum_neighbours, unobserved
 
 METHODS = {"primal": "cholesky", "dual": "cholesky", "float64": "cholesky", "qr": "qr", "pinv": "pinv"}
 # alpha's gradient is made again in float64 where it is smaller than this times the root sum of squares of its terms
@@ -146,7 +146,9 @@ def _compiled(
     needs: Needs,
 ) -> Grads | None:
     """By the compiled kernels, where autograd does not watch: all routes but the SVD."""
-    found = native.backward(problem, plan, grad, coef, matrix, None if plain else packed, needs) if unobserved() else None
+    found = (
+        native.backward(problem, plan, grad, coef, matrix, None if plain else packed, needs) if unobserved() else None
+    )
     if found is None or found[1] != SOME_LEFT:
         return None if found is None else found[0]
     grads, route = found[0], packed[:, 0]

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from intention import _checks as checks
-from intention.solve.torch_state import gradient_free, no_autocast
 from intention.solve.factor import mm
 from intention.solve.ladder import PINV, Report, has_float64, warn_inaccurate
 from intention.solve.operator import Operator, Saved
 from intention.solve.problem import Grads, Invert, Needs, Plan, Problem
 from intention.solve.ridge.by_route import Solution, backward_batch, cast_grads, shaped_like, solve_batch
 from intention.solve.ridge.gradients import Mode, pullback, pushforward
+from intention.solve.torch_state import gradient_free, no_autocast
 from intention.solve.transform.rows import Points
 from intention.solve.transform.transform import inverter, transform
 
@@ -141,7 +141,7 @@ def _pull(grads: Sequence[Tensor | None], saved: Saved, needs: Sequence[bool]) -
     (grad,), problem, (coef, matrix, packed) = grads, Problem(*saved.tensors), saved.outputs  # type: ignore[arg-type]
     assert grad is not None
     plan, solver = Plan(*saved.options[:3]), saved.options[3]
-    return backward_batch(grad, problem, coef, matrix, packed, saved.plain, plan, solver, Needs(*needs))[:6]
+    return backward_batch(grad, problem, coef, matrix, packed, saved.seen, plan, solver, Needs(*needs))[:6]
 
 
 def _differentiable(grads: Sequence[Tensor | None], saved: Saved, needs: Sequence[bool]) -> tuple[Tensor | None, ...]:
@@ -149,7 +149,7 @@ def _differentiable(grads: Sequence[Tensor | None], saved: Saved, needs: Sequenc
     (grad,), problem = grads, Problem(*saved.tensors)  # type: ignore[arg-type]
     assert grad is not None
     plan, solver = Plan(*saved.options[:3]), saved.options[3]
-    return differentiable(grad, problem, bool(saved.plain), plan, solver, Needs(*needs))[:6]
+    return differentiable(grad, problem, bool(saved.seen), plan, solver, Needs(*needs))[:6]
 
 
 def _differentiable_setting(
@@ -188,7 +188,7 @@ def _push(tangents: Sequence[Tensor | None], saved: Saved) -> tuple[Tensor]:
     moved: Any = [s if t is None else t for s, t in zip(still, tangents, strict=True)]
     filled = Problem(*moved)._replace(weight=tangents[3], gain=tangents[5])
     moving = tangents[3] is not None
-    wide, plan, inner = _differentiable_setting(problem, bool(saved.plain), plan, solver, moving)
+    wide, plan, inner = _differentiable_setting(problem, bool(saved.seen), plan, solver, moving)
     centred = wide.centred()[0] if plan.intercept else wide
     tangent = filled.expanded().take(None, wide.query.dtype)
     out = pushforward(wide, tangent, plan, inverter(centred, plan, inner), inner in ("auto", "pinv"))

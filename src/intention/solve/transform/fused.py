@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as TF
 from torch import Tensor
 
-from intention.solve.operator import Note, Operator, Saved
-from intention.solve.torch_state import compiling, eager, forward_mode, gradient_free, no_autocast, unobserved
 from intention.solve.ladder import FLOAT64, Report, has_float64, pack, unpack, warn_inaccurate
 from intention.solve.native import sigma as native
+from intention.solve.operator import Note, Operator, Saved, define
 from intention.solve.problem import Needs, Problem
+from intention.solve.torch_state import compiling, eager, forward_mode, gradient_free, no_autocast, unobserved
 from intention.solve.transform.rows import Points
 from intention.solve.transform.transform import transform
 
@@ -181,4 +181,24 @@ SIGMA = Operator(
     shapes=_shapes,
     pull=_pull,
     differentiable=_differentiable,
+)
+
+
+def watched(rows: Tensor, error: Tensor) -> Tensor:
+    """In a graph: the rows as they are; says so where their scores are not accurate."""
+    return torch.ops.intention.watched(rows, error)
+
+
+def _warn(rows: Tensor, error: Tensor) -> Tensor:
+    warn_inaccurate(Report(error, error / torch.finfo(rows.dtype).eps, error))
+    return rows.clone(memory_format=torch.contiguous_format)
+
+
+define(
+    "watched",
+    "(Tensor rows, Tensor error) -> Tensor",
+    _warn,
+    lambda rows, error: rows.new_empty(rows.shape),
+    batched=lambda info, in_dims, rows, error: (watched(rows, error), in_dims[0]),
+    grad=lambda ctx, grad: (grad, None),
 )

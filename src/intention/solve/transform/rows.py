@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from intention import _checks as checks
-from intention.solve.torch_state import no_autocast
 from intention.solve.factor import (
     EASY,
     LIMITS,
@@ -37,6 +36,7 @@ from intention.solve.ladder import (
 from intention.solve.native import rows as native
 from intention.solve.native.call import PLAIN, SOME_LEFT
 from intention.solve.problem import pick, relative_size
+from intention.solve.torch_state import no_autocast
 
 
 class Points(NamedTuple):

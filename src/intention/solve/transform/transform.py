@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from intention.solve.operator import Note, Operator, Saved
-from intention.solve.torch_state import eager, no_autocast, sum_neighbours, unobserved
 from intention.solve.factor import wants_inverse
 from intention.solve.ladder import PINV, has_float64, served_all
 from intention.solve.native import rows as native
+from intention.solve.operator import Note, Operator, Saved
 from intention.solve.problem import Invert, Plan, Problem, pick
+from intention.solve.torch_state import eager, no_autocast, sum_neighbours, unobserved
 from intention.solve.transform.rows import Points, transform_rows
 
 # The share of alpha's gradient up to which a rounding of what comes in is let be.
@@ -64,14 +64,14 @@ def _again(
     given = (None, None) if factor is None else (factor.matrix, factor.packed)
     plain = factor is not None and factor.plain
     out, matrix, packed = TRANSFORM.function.apply(rows, *points[1:], *given, solver, inverse, plain, note)
-    return out, Factored(matrix, packed, bool(note.plain))
+    return out, Factored(matrix, packed, bool(note.seen))
 
 
 def _pull(grads: Sequence[Tensor | None], saved: Saved, needs: Sequence[bool]) -> tuple[Tensor | None, ...]:
     """Of any order: made of transforms."""
     (grad,), points, (out, matrix, packed) = grads, Points(*saved.tensors[:5]), saved.outputs  # type: ignore[arg-type]
     assert grad is not None
-    plain = served_all(packed) if saved.plain is None else saved.plain
+    plain = served_all(packed) if saved.seen is None else saved.seen
     factor = Factored(matrix, packed, plain)
     y, key, weight, alpha, gain = _pulled(grad, points, out, factor, *saved.options[:2])
     if needs[3] and eager():
@@ -178,7 +178,7 @@ def _times_sigma(rows: Tensor, points: Points, key: Tensor) -> Tensor:
 def _push(tangents: Sequence[Tensor | None], saved: Saved) -> tuple[Tensor]:
     points, (out, matrix, packed) = Points(*saved.tensors[:5]), saved.outputs  # type: ignore[arg-type]
     rows_t, key_t, weight_t, alpha_t, gain_t = tangents[:5]
-    factor, (solver, inverse) = Factored(matrix, packed, bool(saved.plain)), saved.options[:2]
+    factor, (solver, inverse) = Factored(matrix, packed, bool(saved.seen)), saved.options[:2]
     times = points.rows.shape[0] // max(points.key.shape[0], 1)
     key = points.key.repeat_interleave(times, 0)
     weighted = key if points.weight is None else points.weight.unsqueeze(-1) * key
