@@ -40,8 +40,8 @@ from intention._call.softmax import (
 from intention._covariance import Covariance, on_keys
 from intention.solve.doors import compiling
 from intention.solve.ladder import ROUTES, TOLERATED, Report, unpack, warn_inaccurate
-from intention.solve.plain import plain
 from intention.solve.problem import Plan, Problem
+from intention.solve.ridge.plain import plain
 from intention.solve.ridge.ridge import ridge
 from intention.solve.transform.fused import SMALL_ROUNDING
 from intention.solve.transform.rows import Points

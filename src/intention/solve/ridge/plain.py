@@ -14,14 +14,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from intention.solve.batch import backward_batch
 from intention.solve.doors import Door, forward_mode, transformed, unobserved
 from intention.solve.factor import LIMITS, wants_inverse
 from intention.solve.native.call import BACKWARD, FORWARD, LARGEST, PLAIN, SOME_LEFT, described, readable
 from intention.solve.native.library import kernel
-from intention.solve.problem import Plan, Problem
-from intention.solve.pullback import Grads, Needs
-from intention.solve.ridge import differentiable
+from intention.solve.problem import Grads, Needs, Plan, Problem
+from intention.solve.ridge.by_route import backward_batch
+from intention.solve.ridge.ridge import differentiable
 
 _TYPES = (Tensor, torch.nn.Parameter)
 _LARGEST_ALPHA = 1e38  # that float32 can hold
