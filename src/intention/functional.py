@@ -41,8 +41,8 @@ from intention._call.softmax import (
 )
 from intention._covariance import Covariance, on_keys
 from intention.solve.ladder import ROUTES, TOLERATED, Report, unpack, warn_inaccurate
-from intention.solve.plain import plain
 from intention.solve.problem import Plan, Problem
+from intention.solve.ridge.plain import plain
 from intention.solve.ridge.ridge import ridge
 from intention.solve.torch_state import compiling
 from intention.solve.transform.fused import SMALL_ROUNDING

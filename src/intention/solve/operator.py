@@ -2,8 +2,8 @@
 
 An operator says once what it computes, what its outputs look like, and its derivatives: the first ones, those of any
 order, and along a tangent. Eager calls go through an autograd.Function. Calls that torch.compile or torch.export trace
-go through custom operators, `intention::name` and `intention::name_backward`, with the same implementation inside. Eager
-code never takes that door: torch.func.grad does not work through custom operators, and forward-mode AD would lose
+go through custom operators, `intention::name` and `intention::name_backward`, with the same implementation inside.
+Eager code never takes that door: torch.func.grad does not work through custom operators, and forward-mode AD would lose
 tangents. Double backward through torch.compile is a limit of torch.
 """
 
@@ -52,9 +52,11 @@ class Note:
 
 @dataclass(frozen=True, eq=False)
 class Operator:
-    """The declaration. `solve(*tensors, *options, keep)` gives the outputs, answers first and the packed report last,
-    and what it saw on the host, where derivatives and transforms cannot look: whether the plain factor served every
-    element. What lies between is kept for a backward, and may be anything without `keep`. Tensors and outputs are flat batches: the first dimension is that of the elements.
+    """The declaration. Tensors and outputs are flat batches: the first dimension is that of the elements.
+
+    `solve(*tensors, *options, keep)` gives the outputs, answers first and the packed report last, and what it saw on
+    the host, where derivatives and transforms cannot look: whether the plain factor served every element. What lies
+    between is kept for a backward, and may be anything without `keep`.
     """
 
     name: str
@@ -137,9 +139,7 @@ def _function(op: Operator) -> type[Door]:
     class Function(Door):
         @staticmethod
         def forward(*args: Any) -> Any:
-            """(*tensors, *options, note). Every output of a Function takes time: where nothing transforms the call, only
-            the answers are.
-            """
+            """(*tensors, *options, note). Every output takes time: where nothing transforms, only answers are."""
             note: Note = args[-1]
             outputs = note.found
             if outputs is None:

@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from intention.solve.batch import backward_batch
+from intention.solve.operator import Door
+from intention.solve.torch_state import forward_mode, transformed, unobserved
 from intention.solve.factor import LIMITS, wants_inverse
 from intention.solve.native.call import BACKWARD, FORWARD, LARGEST, PLAIN, SOME_LEFT, described, readable
 from intention.solve.native.library import kernel
-from intention.solve.problem import Plan, Problem
-from intention.solve.pullback import Grads, Needs
-from intention.solve.ridge import differentiable
-from intention.solve.torch_state import Door, forward_mode, transformed, unobserved
+from intention.solve.problem import Grads, Needs, Plan, Problem
+from intention.solve.ridge.by_route import backward_batch
+from intention.solve.ridge.ridge import differentiable
 
 _TYPES = (Tensor, torch.nn.Parameter)
 _LARGEST_ALPHA = 1e38  # that float32 can hold
@@ -238,10 +238,9 @@ def _otherwise(
     batch, dual = math.prod(lead), points < features
     size = points if dual else features
     packed, coef, matrix = kept.split([3 * batch, batch * size * columns, batch * size * size])
-    packed = packed.view(batch, 3)[:, 1] if setting.plain else packed.view(batch, 3)
     problem = Problem(query, key, value, None, key.new_full((batch,), setting.alpha), None)
     plan, asked = Plan(dual, setting.intercept, setting.scale), Needs(needs[0], needs[1], needs[2], False, False, False)
     if torch.is_grad_enabled():
-        return differentiable(grad, problem, packed, plan, "auto", asked)
+        return differentiable(grad, problem, setting.plain, plan, "auto", asked)
     coef, matrix = coef.view(batch, size, columns), matrix.view(batch, size, size)
-    return backward_batch(grad, problem, coef, matrix, packed, plan, "auto", asked)
+    return backward_batch(grad, problem, coef, matrix, packed.view(batch, 3), setting.plain, plan, "auto", asked)

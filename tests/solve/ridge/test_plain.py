@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from intention import functional as F
-from intention.solve import plain
 from intention.solve.native.library import library
+from intention.solve.ridge import plain
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no compiled kernels")
 
