@@ -43,7 +43,7 @@ void start(Int d, Int k, double alpha, Work<T>& w) {
 }
 
 // Up to this condition of G (its norm) float serves for Y and the answers: errors grow with its root, and are 1e-6 in the
-// median, 7e-6 at most (keys of low rank), measured. Without values, and for gradients, P enters, which loses all of it.
+// median; at most 6e-6 up to 1000, 9e-6 up to 2500 (keys of low rank), measured. Without values, and for gradients, P enters, which loses all of it.
 constexpr double FLOAT_ROWS = 1500;
 
 // How many tokens float serves, and the condition of their G. Whole strips: none depends on tokens after it.
