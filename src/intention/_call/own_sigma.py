@@ -103,7 +103,7 @@ def _by_points(inputs: Inputs, intercept: bool) -> Tensor:
         alpha.expand(lead).reshape(-1),
         None if gain is None else gain.expand(lead).reshape(-1),
     )
-    w = transform_points(points, "auto", True)[0]
+    w = transform_points(points, "auto")[0]
     return query @ w.reshape(*lead, *rhs.shape[-2:]).mT + mean
 
 

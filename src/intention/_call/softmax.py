@@ -37,7 +37,7 @@ def fused(inputs: Inputs, scale: float) -> tuple[Tensor, Report] | None:
     found = None if scaled is None else sigma(scaled)
     if found is None:
         return None
-    return restore(found[0]), unflatten_report(found[1], is_dual("auto", inputs.key), inputs)
+    return restore(found[0]), unflatten_report(found[1], inputs)
 
 
 def fused_plain(problem: Problem, scale: float) -> Tensor | None:
@@ -78,12 +78,12 @@ def transform_shared(inputs: Inputs, solver: str) -> tuple[Tensor, Tensor, Repor
     if dual:
         points = Points(problem.key.mT, problem.key.mT, None, problem.alpha, problem.gain)
         moved, packed = transform(points, transform_solver(solver))
-        report = unflatten_report(packed, True, inputs)
+        report = unflatten_report(packed, inputs)
         report = report._replace(route=torch.where(report.route == PRIMAL, DUAL, report.route))
         return inputs.query, restore(moved.mT), report
     points = Points(problem.query, problem.key, problem.weight, problem.alpha, problem.gain)
     moved, packed = transform(points, transform_solver(solver))
-    return restore(moved), inputs.key, unflatten_report(packed, False, inputs)
+    return restore(moved), inputs.key, unflatten_report(packed, inputs)
 
 
 def transform_solver(solver: str) -> str:

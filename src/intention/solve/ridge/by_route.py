@@ -151,7 +151,7 @@ def _compiled(
     )
     if found is None or found[1] != SOME_LEFT:
         return None if found is None else found[0]
-    grads, route = found[0], packed[:, 0]
+    grads, route = found[0], unpack(packed).route
     index = (route == PINV).nonzero()[:, 0]
     if not index.numel():
         return grads
@@ -191,7 +191,7 @@ def _by_route(
     plain = served_all(packed) if plain is None else plain
     if plain and not _widened(grad, needs.alpha or needs_weight):
         return _replay(problem, plan, grad, coef, matrix, "auto", needs)
-    route = packed[:, 0]
+    route = unpack(packed).route
     if _widened(grad, needs_weight):
         # a weight's gradient holds the residual V - KW, which float32 loses where the fit is close
         route = route.clamp_min(FLOAT64)

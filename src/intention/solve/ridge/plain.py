@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from intention.solve.operator import Door
-from intention.solve.torch_state import forward_mode, transformed, unobserved
 from intention.solve.factor import LIMITS, wants_inverse
 from intention.solve.native.call import BACKWARD, FORWARD, LARGEST, PLAIN, SOME_LEFT, described, readable
 from intention.solve.native.library import kernel
+from intention.solve.operator import Door
 from intention.solve.problem import Grads, Needs, Plan, Problem
 from intention.solve.ridge.by_route import backward_batch
 from intention.solve.ridge.ridge import differentiable
+from intention.solve.torch_state import forward_mode, transformed, unobserved
 
 _TYPES = (Tensor, torch.nn.Parameter)
 _LARGEST_ALPHA = 1e38  # that float32 can hold

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from intention.solve.factor import wants_inverse
-from intention.solve.ladder import PINV, has_float64, served_all
+from intention.solve.ladder import PINV, has_float64, served_all, unpack
 from intention.solve.native import rows as native
 from intention.solve.operator import Note, Operator, Saved
 from intention.solve.problem import Invert, Plan, Problem, pick
@@ -111,7 +111,7 @@ def _pulled(
         outside = grad - _times_sigma(y, points, key), points.rows - _times_sigma(out, points, key)
         turn = torch.bmm(inverse_of(out).mT, outside[0])
         turn = turn + torch.bmm(outside[1].mT, inverse_of(y))
-        singular = (packed[:, 0] == PINV) & (points.alpha == 0)
+        singular = (unpack(packed).route == PINV) & (points.alpha == 0)
         cross = cross + torch.where(singular.view(-1, 1, 1), turn, 0.0)
     key_grad = torch.bmm(key, cross + cross.mT)
     weight = gain = None
@@ -207,7 +207,7 @@ def _push(tangents: Sequence[Tensor | None], saved: Saved) -> tuple[Tensor]:
         outside = points.rows - _times_sigma(out, points, key)
         turn = twice - _times_sigma(inverse_of(twice), points, key)
         turn = turn + inverse_of(inverse_of(torch.bmm(outside, moved)))
-        singular = (packed[:, 0] == PINV) & (points.alpha == 0)
+        singular = (unpack(packed).route == PINV) & (points.alpha == 0)
         tangent = tangent + torch.where(singular.view(-1, 1, 1), turn, 0.0)
     return (tangent,)
 
