@@ -1,6 +1,6 @@
 """Causal Intention against causal SDPA, and against conjugate gradients as a user would write them.
 
-    python benchmarks/causal.py
+    python benchmarks/measure/causal.py
 
 One thread, float32, alpha = 1, d = k = 64; heads become fewer as N grows, so that all shapes have as many tokens.
 The methods are timed in turn within one run, with the accuracy checks on. Results go to benchmarks/results/causal.json.
@@ -191,7 +191,7 @@ def main() -> None:
     for label, times in (*result["padded"].items(), *result["llama"].items()):
         base = next(iter(times.values()))
         print(f"{label:8s} {base * 1e3:8.2f} ms", {name: round(t / base, 3) for name, t in times.items()})
-    path = Path(__file__).parent / "results" / "causal.json"
+    path = Path(__file__).parents[1] / "results" / "causal.json"
     path.write_text(json.dumps(result, indent=1) + "\n")
 
 

@@ -1,6 +1,6 @@
 """Calls under torch.compile against the same calls in eager mode, and against what any compiled operator costs.
 
-    python benchmarks/compiled.py                   # one thread, some minutes; --seconds .2 makes it one
+    python benchmarks/measure/compiled.py                   # one thread, some minutes; --seconds .2 makes it one
 
 Where an eager call takes a millisecond, the compiled one should take no longer; below that both are mostly the way to
 the kernel, and the compiled way is measured by an operator that allocates its results and does nothing else. Low
@@ -91,7 +91,7 @@ def main() -> None:
                     flush=True,
                 )
                 rows.append({"call": name, "shape": shape, "pass": label, "threads": 1, "seconds": seconds})
-    path = Path(__file__).parent / "results" / "compiled.json"
+    path = Path(__file__).parents[1] / "results" / "compiled.json"
     path.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
 
 

@@ -1,9 +1,9 @@
 """A fitted context: updating against refitting, and what leave-one-out costs.
 
-    python benchmarks/context.py
+    python benchmarks/measure/context.py
 
 All methods of a row are timed in turn within one run and the medians are compared. Results go to
-benchmarks/results/context.json; `python benchmarks/table.py` writes the tables of docs/context.md.
+benchmarks/results/context.json; `python benchmarks/pages/table.py` writes the tables of docs/context.md.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def leave_one_out_row(batch: int, n: int, d: int, dtype: torch.dtype, seconds: f
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=3.0, help="time per row")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "context.json")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "context.json")
     args = parser.parse_args()
     torch.set_num_threads(1)
     updates, errors = [], []

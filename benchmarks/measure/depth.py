@@ -1,11 +1,11 @@
 """Depth: activations at initialisation, and what 200 steps of training reach, for scaled and unscaled stacks.
 
-    python benchmarks/depth.py
+    python benchmarks/measure/depth.py
 
 The task: the points of a set are a hidden vector plus noise of the same size, and each point is to tell the hidden
 vector. A model that mixes nothing cannot get below a mean squared error of 0.5; the best of N points is 1 / (N + 1).
 Each row goes to benchmarks/results/depth.jsonl when it is done, so a run that was stopped goes on where it was;
-`python benchmarks/depth_figure.py` draws docs/depth.svg and the tables of docs/nn.md.
+`python benchmarks/pages/depth_figure.py` draws docs/depth.svg and the tables of docs/nn.md.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 import intention
 from intention.nn import Informer, LinTransformer, NPFormer, SigmaInformer, Transformer
 
-RESULTS = Path(__file__).parent / "results" / "depth.jsonl"
+RESULTS = Path(__file__).parents[1] / "results" / "depth.jsonl"
 MODELS = {m.__name__: m for m in (Transformer, SigmaInformer, Informer, LinTransformer, NPFormer)}
 CONFIG: dict[str, Any] = {
     "width": 256,

@@ -1,6 +1,6 @@
 """Few-shot episodes of images: where a training step spends its time, and the share that loading takes.
 
-    python benchmarks/images.py
+    python benchmarks/measure/images.py
 
 One thread, as runs of the lab have it: 2 episodes (200 images of 28x28x3) through Conv4-64, forwards and backwards. The
 forms are timed in turn within one run.
@@ -20,10 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from context import medians
-from intention.lab.experiments import fewshot_runs
 from intention.lab.experiments.fewshot import PRESETS
-from intention.lab.models import encoders, fewshot
-from intention.lab.tasks.fewshot import Pool
+from intention.lab.experiments.fewshot import model as fewshot
+from intention.lab.experiments.fewshot import training as fewshot_runs
+from intention.lab.experiments.fewshot.task import Pool
+from intention.lab.models import encoders
 
 EPISODES = {"way": 5, "shot": 5, "queries": 15}
 GROUPS = {
@@ -123,7 +124,7 @@ def main() -> None:
         "loading": episodes,
         "where": where,
     }
-    (Path(__file__).parent / "results" / "images.json").write_text(json.dumps(result, indent=1) + "\n")
+    (Path(__file__).parents[1] / "results" / "images.json").write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

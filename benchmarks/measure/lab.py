@@ -1,6 +1,6 @@
 """The lab: MAML vectorised over tasks against a Python loop, and the share of a training step that the sampler takes.
 
-    python benchmarks/lab.py
+    python benchmarks/measure/lab.py
 
 The forms of MAML are timed in turn within one run, with all threads and with one; they give the same numbers. Samplers
 are timed with one thread, as runs of the lab have it.
@@ -21,12 +21,12 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from context import medians
-from intention.lab import train as loop
+from intention.lab.core import train as loop
+from intention.lab.core.place import Place
 from intention.lab.experiments import find
 from intention.lab.experiments.base import Job
+from intention.lab.experiments.sine import task as sine
 from intention.lab.models.maml import Maml
-from intention.lab.place import Place
-from intention.lab.tasks import sine
 
 
 class OneByOne(nn.Module):
@@ -134,7 +134,7 @@ def main() -> None:
         "maml_seconds": times,
         "sampler": shares,
     }
-    path = Path(__file__).parent / "results" / "lab.json"
+    path = Path(__file__).parents[1] / "results" / "lab.json"
     path.write_text(json.dumps(result, indent=1) + "\n")
 
 

@@ -1,6 +1,6 @@
 """How much a small alpha costs: every rung of the accuracy ladder against alpha = 10 at the same shape.
 
-    python benchmarks/ladder.py                     # one thread, about a minute
+    python benchmarks/measure/ladder.py                     # one thread, about a minute
 
 Fastest of many calls within one run, in turn. Results go to benchmarks/results/ladder.json.
 """
@@ -97,7 +97,7 @@ def main() -> None:
     torch.set_num_threads(1)
     result: dict[str, Any] = {"torch": torch.__version__, "machine": platform.machine(), "arch": native_info()["arch"]}
     result |= {"padding": padding(args.seconds), "alphas": alphas(args.seconds)}
-    path = Path(__file__).parent / "results" / "ladder.json"
+    path = Path(__file__).parents[1] / "results" / "ladder.json"
     path.write_text(json.dumps(result, indent=1) + "\n")
 
 

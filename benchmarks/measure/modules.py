@@ -1,6 +1,6 @@
 """A layer with our mixers against nn.TransformerEncoderLayer.
 
-    python benchmarks/modules.py
+    python benchmarks/measure/modules.py
 
 Inference is eval without gradients, where torch takes its fused path; training is forward and backward with dropout.
 All layers of a row are timed in turn within one run, one thread, and the medians are compared.
@@ -60,7 +60,7 @@ def main() -> None:
             times = rows[-1]["seconds"]
             print(shape, rows[-1]["pass"], {k: round(v / times["torch"], 2) for k, v in times.items()}, flush=True)
     result = {"torch": torch.__version__, "machine": platform.machine(), "layers": rows}
-    (Path(__file__).parent / "results" / "modules.json").write_text(json.dumps(result, indent=1) + "\n")
+    (Path(__file__).parents[1] / "results" / "modules.json").write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Compiled kernels against SDPA and against the same calls in torch, and the share of the processor's peak they reach.
 
-    python benchmarks/native.py                     # 1 and 2 threads, many minutes; --seconds .3 makes it 6
-    python benchmarks/native.py --only heads        # one part, the rest kept
+    python benchmarks/measure/native.py                     # 1 and 2 threads, many minutes; --seconds .3 makes it 6
+    python benchmarks/measure/native.py --only heads        # one part, the rest kept
 
 Medians within one run, accuracy ladder and checks on. Results go to benchmarks/results/native.json.
 """
@@ -127,7 +127,7 @@ def main() -> None:
     info = native_info()
     if not info["native"]:
         raise SystemExit(f"there is nothing to measure: {info['reason']}")
-    path = Path(__file__).parent / "results" / "native.json"
+    path = Path(__file__).parents[1] / "results" / "native.json"
     result = json.loads(path.read_text()) if args.only and path.exists() else {}
     result |= {"torch": torch.__version__, "machine": platform.machine(), "arch": info["arch"], "peak": {}}
     result["goals"] = [{"shape": shape, "prototype": goal[0], "aim": goal[1]} for shape, goal in GOALS.items()]

@@ -1,7 +1,7 @@
 """Forward and forward+backward against attention and the code a user would write.
 
-    python benchmarks/ops.py                        # the ten shapes at 1 and 2 threads, growth in N, peak memory
-    python benchmarks/ops.py --quick                # fewer repetitions
+    python benchmarks/measure/ops.py                # the ten shapes at 1 and 2 threads, growth in N, peak memory
+    python benchmarks/measure/ops.py --quick        # fewer repetitions
 
 Every method of a shape is timed in turn within one run and the medians are compared: these are ratios, not records. The
 accuracy ladder and all input checks are on. Results go to benchmarks/results/ops.json.
@@ -277,7 +277,7 @@ def main() -> None:
     parser.add_argument(
         "--shape", help='with --only ops: this shape again, e.g. "(64, 10, 10, 8, 1)"; other rows are kept'
     )
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "ops.json")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "ops.json")
     args = parser.parse_args()
     seconds = 0.5 if args.quick else 4.0
     kept = json.loads(args.out.read_text()) if args.only and args.out.exists() else {}
@@ -302,7 +302,7 @@ def main() -> None:
     for name in [args.only] if args.only else parts:
         result[name] = parts[name]()
         args.out.write_text(json.dumps(result, indent=1) + "\n")  # after each part: a later one may take long
-    print(f"\nwritten to {args.out}; `python benchmarks/table.py` puts it into README and docs")
+    print(f"\nwritten to {args.out}; `python benchmarks/pages/table.py` puts it into README and docs")
 
 
 if __name__ == "__main__":

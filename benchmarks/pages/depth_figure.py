@@ -1,4 +1,7 @@
-"""Draws docs/depth.svg from benchmarks/results/depth.jsonl: python benchmarks/depth_figure.py (needs matplotlib)."""
+"""Draws docs/depth.svg from benchmarks/results/depth.jsonl (needs matplotlib).
+
+python benchmarks/pages/depth_figure.py
+"""
 
 from __future__ import annotations
 

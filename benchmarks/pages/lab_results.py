@@ -1,19 +1,20 @@
 """README.md, docs/lab.md and docs/lab/*.svg from the rows of results/standard and, of experiments on real data, real.
 
-python benchmarks/lab_results.py
+python benchmarks/pages/lab_results.py
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from intention.lab import experiments, results
+from intention.lab import experiments
+from intention.lab.core import results
+from intention.lab.core.results import Row
 from intention.lab.report.figures import standalone
 from intention.lab.report.sections import Section, section
-from intention.lab.results import Row
 from table import fill, markdown
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 FOLDERS = (ROOT / "results" / "standard", ROOT / "results" / "real")
 SHORT = {"computations_2d": 1, "normalisation": 1, "policy": 1}  # experiment -> which of its claims, if not the first
 FIGURES = ("sine", "policy", "kabsch", "scaling", "pixels", "in_context")  # the first figure of each

@@ -1,6 +1,6 @@
 """Markdown tables from benchmarks/results/*.json, written between markers in README.md and the pages of docs/.
 
-python benchmarks/table.py
+python benchmarks/pages/table.py
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 OTHERS = ["softmax written out", "linear attention", "inv", "solve", "intention"]
 
 

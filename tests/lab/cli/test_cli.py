@@ -14,13 +14,15 @@ from pathlib import Path
 import pytest
 
 from intention import __version__
-from intention.lab import cli, cluster, commands, options, runner, search, sweep
+from intention.lab import cli
+from intention.lab.cli import commands, options
+from intention.lab.core.files import LabError
+from intention.lab.core.place import Place
+from intention.lab.core.results import read
+from intention.lab.core.train import Diverged
 from intention.lab.experiments.base import Measure
-from intention.lab.files import LabError
-from intention.lab.place import Place
-from intention.lab.results import read
-from intention.lab.runner import Task
-from intention.lab.train import Diverged
+from intention.lab.run import cluster, runner, search, sweep
+from intention.lab.run.runner import Task
 from lab import toy_cli, toy_experiment
 from lab.toy_cli import ENVIRONMENT, lines, start, wait_for
 

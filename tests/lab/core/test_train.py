@@ -15,11 +15,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from intention.lab import checkpoint, ranks
-from intention.lab.files import LabError
-from intention.lab.place import Place
+from intention.lab.core import checkpoint, ranks
+from intention.lab.core.files import LabError
+from intention.lab.core.place import Place
+from intention.lab.core.train import Diverged, Plan, train
 from intention.lab.tasks import Episode
-from intention.lab.train import Diverged, Plan, train
 
 PLAN = Plan(steps=23, batch=6, learning_rate=0.01, warmup=3, evaluate_every=7)
 

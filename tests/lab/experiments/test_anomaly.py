@@ -5,16 +5,16 @@ import pytest
 import torch
 
 from intention.lab import data
+from intention.lab.core.files import LabError
+from intention.lab.core.place import Place
+from intention.lab.core.results import Row
 from intention.lab.data import Data, Labelled
 from intention.lab.experiments import anomaly as experiment
-from intention.lab.experiments.anomaly_claims import PRINTED
+from intention.lab.experiments.anomaly import model as models
+from intention.lab.experiments.anomaly import task as anomaly
+from intention.lab.experiments.anomaly.claims import PRINTED
 from intention.lab.experiments.base import Job
-from intention.lab.files import LabError
-from intention.lab.models import anomaly as models
-from intention.lab.place import Place
-from intention.lab.results import Row
-from intention.lab.runner import Task, perform
-from intention.lab.tasks import anomaly
+from intention.lab.run.runner import Task, perform
 
 CONFIG = dataclasses.replace(
     experiment.PRESETS["quick"],

@@ -18,16 +18,17 @@ from torch.nn import functional as nnf
 
 from intention import kernels
 from intention.lab import data
-from intention.lab.experiments import fewshot, fewshot_latent, fewshot_resnet, fewshot_runs
+from intention.lab.core.files import LabError
+from intention.lab.core.place import Place
+from intention.lab.core.results import Row
+from intention.lab.experiments import fewshot, fewshot_latent, fewshot_resnet
 from intention.lab.experiments.base import COLOURS, LABELS, Job, Measure, label
 from intention.lab.experiments.compare import UNTESTED
-from intention.lab.experiments.fewshot_claims import percent
-from intention.lab.experiments.fewshot_config import MODELS, Classifier, MamlNet
-from intention.lab.experiments.fewshot_figures import mean, table, table_latent
-from intention.lab.experiments.fewshot_runs import correct
-from intention.lab.files import LabError
-from intention.lab.models.encoders import Conv4, load_encoder, normalise
-from intention.lab.models.fewshot import (
+from intention.lab.experiments.fewshot import training as fewshot_runs
+from intention.lab.experiments.fewshot.claims import percent
+from intention.lab.experiments.fewshot.config import MODELS, Classifier, MamlNet
+from intention.lab.experiments.fewshot.figures import mean, table, table_latent
+from intention.lab.experiments.fewshot.model import (
     Attention,
     ClassProcess,
     Discriminant,
@@ -40,9 +41,9 @@ from intention.lab.models.fewshot import (
     mix,
     score_loss,
 )
-from intention.lab.place import Place
-from intention.lab.results import Row
-from intention.lab.tasks.fewshot import Pool, Prefetch, Shots, varied
+from intention.lab.experiments.fewshot.task import Pool, Prefetch, Shots, varied
+from intention.lab.experiments.fewshot.training import correct
+from intention.lab.models.encoders import Conv4, load_encoder, normalise
 
 WAY, SHOT, QUERIES = 3, 2, 5
 SIZES = {"way": WAY, "shot": SHOT, "queries": QUERIES}
@@ -299,7 +300,7 @@ def maml_loss(model: ImageMaml, shots: Shots) -> Tensor:
 @pytest.fixture
 def double_images(monkeypatch: pytest.MonkeyPatch) -> None:
     """Encoders compute in the precision of their weights."""
-    monkeypatch.setattr("intention.lab.models.fewshot.normalise", lambda x: normalise(x).double())
+    monkeypatch.setattr("intention.lab.experiments.fewshot.model.normalise", lambda x: normalise(x).double())
     monkeypatch.setattr(Conv4, "forward", lambda self, x: self.features(x))
 
 

@@ -15,12 +15,13 @@ from torch.testing import assert_close
 
 from intention import functional as F
 from intention import nn as inn
-from intention.lab.experiments import base, computations_2d, computations_2d_claims, layers, normalisation, slowdown
+from intention.lab.core.place import Place
+from intention.lab.core.results import Row
+from intention.lab.experiments import base, computations_2d, layers, normalisation, slowdown
 from intention.lab.experiments.base import Job
-from intention.lab.models import descent
-from intention.lab.place import Place
-from intention.lab.results import Row
-from intention.lab.tasks import linear
+from intention.lab.experiments.computations_2d import claims as computations_2d_claims
+from intention.lab.experiments.computations_2d import task as linear
+from intention.lab.experiments.layers import model as descent
 
 close = partial(assert_close, rtol=1e-10, atol=1e-10)
 

@@ -11,18 +11,18 @@ import pytest
 import torch
 
 from intention.lab import data
+from intention.lab.core.files import LabError
+from intention.lab.core.results import Row
 from intention.lab.data import Data, Labelled
 from intention.lab.experiments import pixels, sine
 from intention.lab.experiments.base import Job, Net, Place
-from intention.lab.experiments.pixels_claims import BASELINES, LINEAR, MEAN, NEAREST, SMALL, TRAINED
-from intention.lab.experiments.pixels_figures import observed, table, unpack
-from intention.lab.files import LabError
+from intention.lab.experiments.pixels import task
+from intention.lab.experiments.pixels.claims import BASELINES, LINEAR, MEAN, NEAREST, SMALL, TRAINED
+from intention.lab.experiments.pixels.figures import observed, table, unpack
+from intention.lab.experiments.pixels.model import MamlOfMany, linear, mean, nearest
 from intention.lab.models import regression
 from intention.lab.models.maml import Maml
-from intention.lab.models.pixels import MamlOfMany, linear, mean, nearest
-from intention.lab.results import Row
 from intention.lab.tasks import Episode
-from intention.lab.tasks import pixels as task
 
 TINY = replace(
     pixels.PRESETS["quick"],

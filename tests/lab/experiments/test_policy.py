@@ -7,14 +7,15 @@ import pytest
 import torch
 
 from intention import nn as inn
+from intention.lab.core.place import Place
+from intention.lab.core.results import Row, estimate_log
 from intention.lab.experiments import policy as experiment
 from intention.lab.experiments.base import Job, Net
 from intention.lab.experiments.compare import best, by_margin, by_model, correlation, errors, ratio, together, verdict
-from intention.lab.models import policy as models
-from intention.lab.models import references
-from intention.lab.place import Place
-from intention.lab.results import Row, estimate_log
-from intention.lab.tasks import policy
+from intention.lab.experiments.policy import model as models
+from intention.lab.experiments.policy import references
+from intention.lab.experiments.policy import task as policy
+from intention.lab.models.references import zero
 
 TINY = Net((7, 11), (5, 2))
 CONFIG = dataclasses.replace(
@@ -82,9 +83,9 @@ def test_closed_forms_find_the_target_without_training(closed, reward, width):
 @pytest.mark.parametrize("reward", ["squared", "gaussian"])
 def test_ridge_on_raw_features_points_at_the_target(reward):
     episode = policy.sample(501, generator(), reward=reward)
-    error = (references.policy_ridge(episode, reward) - episode.target).square().mean()
+    error = (references.ridge_raw(episode, reward) - episode.target).square().mean()
     assert 0.01 < error < 0.3
-    assert (references.zero(episode) - episode.target).square().mean() > 0.8
+    assert (zero(episode) - episode.target).square().mean() > 0.8
 
 
 @pytest.mark.parametrize("name", models.MODELS)

@@ -13,13 +13,13 @@ import torch
 from torch import nn
 
 from intention import naive
+from intention.lab.core.place import Place
+from intention.lab.core.results import Row
 from intention.lab.experiments import scaling
 from intention.lab.experiments.base import Job
-from intention.lab.experiments.scaling_sizes import Need, growth, in_words, needed
-from intention.lab.models.scaling import MODELS, Layers, build
-from intention.lab.place import Place
-from intention.lab.results import Row
-from intention.lab.tasks.linear import regression
+from intention.lab.experiments.computations_2d.task import regression
+from intention.lab.experiments.scaling.claims import Need, growth, in_words, needed
+from intention.lab.experiments.scaling.model import MODELS, Layers, build
 
 B, N, D, S = 3, 11, 5, 7
 TINY = dataclasses.replace(

@@ -6,15 +6,15 @@ import math
 import pytest
 import torch
 
+from intention.lab.core.files import LabError
+from intention.lab.core.place import Place
+from intention.lab.core.results import Row
 from intention.lab.experiments import NAMES, OURS, in_context, recall, text
 from intention.lab.experiments.base import PRESETS
-from intention.lab.experiments.in_context_claims import worst
-from intention.lab.files import LabError
-from intention.lab.models import sequences as models
-from intention.lab.place import Place
-from intention.lab.results import Row
-from intention.lab.tasks import sequences as tasks
-from intention.lab.tasks import text as texts
+from intention.lab.experiments.in_context import model as models
+from intention.lab.experiments.in_context import task as tasks
+from intention.lab.experiments.in_context.claims import worst
+from intention.lab.experiments.text import task as texts
 from intention.nn import InformerLM
 
 REGRESSION = dataclasses.replace(

@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch.func import functional_call, grad, vmap
 
+from intention.lab.core.results import Row
+from intention.lab.core.train import Diverged, train
 from intention.lab.experiments import sine
 from intention.lab.experiments.base import Job, Net, Place
-from intention.lab.experiments.sine_figures import SMALL, TRAINED
+from intention.lab.experiments.sine import task
+from intention.lab.experiments.sine.figures import SMALL, TRAINED
 from intention.lab.models.maml import Maml
-from intention.lab.results import Row
-from intention.lab.tasks import sine as task
-from intention.lab.train import Diverged, train
 
 TINY = replace(
     sine.PRESETS["quick"],

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as nnf
 
-from intention.lab.files import LabError
+from intention.lab.core.files import LabError
 from intention.lab.models import encoders
 from intention.lab.models.encoders import (
     KINDS,

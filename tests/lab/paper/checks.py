@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from intention.lab.appendix_rows import Row
-from intention.lab.place import Place
+from intention.lab.core.place import Place
+from intention.lab.core.train import Plan, train
+from intention.lab.paper.rows import Row
 from intention.lab.tasks import Episode
-from intention.lab.train import Plan, train
 
 IMAGES = ("pixels", "fewshot", "fewshot_resnet", "fewshot_latent", "anomaly")  # measured in a file of their own
 

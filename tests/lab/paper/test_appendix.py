@@ -15,18 +15,19 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from intention.lab import appendix, experiments
-from intention.lab.appendix import ROWS
-from intention.lab.appendix_rows import NOT_PRINTED, Row
+from intention.lab import experiments
 from intention.lab.experiments import computations_2d, kabsch, layers, normalisation, policy, scaling, sine
-from intention.lab.models import kabsch as kabsch_models
-from intention.lab.models import policy as policy_models
-from intention.lab.models import scaling as scaling_models
-from intention.lab.tasks import kabsch as kabsch_task
-from intention.lab.tasks import linear as linear_task
-from intention.lab.tasks import policy as policy_task
-from intention.lab.tasks import sine as sine_task
-from lab.appendix_checks import IMAGES, activation, generator, loss, name_of, optimiser
+from intention.lab.experiments.computations_2d import task as linear_task
+from intention.lab.experiments.kabsch import model as kabsch_models
+from intention.lab.experiments.kabsch import task as kabsch_task
+from intention.lab.experiments.policy import model as policy_models
+from intention.lab.experiments.policy import task as policy_task
+from intention.lab.experiments.scaling import model as scaling_models
+from intention.lab.experiments.sine import task as sine_task
+from intention.lab.paper import appendix
+from intention.lab.paper.appendix import ROWS
+from intention.lab.paper.rows import NOT_PRINTED, Row
+from lab.paper.checks import IMAGES, activation, generator, loss, name_of, optimiser
 
 CODE = [row for row in ROWS if not row.path and row.experiment not in IMAGES]
 MANY = 100_000
@@ -55,7 +56,7 @@ def test_every_row_belongs_to_an_experiment_and_says_why_it_differs() -> None:
 def test_a_value_that_differs_is_noticed() -> None:
     row = next(row for row in ROWS if row.name == "MAML: inner rate")
     assert (row.printed, appendix.value(row)) == (0.1, 0.01)
-    assert "spikes" in row.why  # and is rarely not finite: tests/lab/test_sine.py
+    assert "spikes" in row.why  # and is rarely not finite: tests/lab/experiments/test_sine.py
     assert appendix.value(row._replace(path="maml.inner_steps")) == 3
     with pytest.raises(AttributeError):
         appendix.value(row._replace(path="maml.inner_rates"))

@@ -18,17 +18,18 @@ import torch
 from torch import Tensor, nn
 
 from intention.lab import data
-from intention.lab.appendix import ROWS
-from intention.lab.appendix_rows import Row
 from intention.lab.data import images, named
 from intention.lab.data.arrays import write_npz
-from intention.lab.experiments import anomaly, fewshot, fewshot_latent, fewshot_resnet, fewshot_runs, pixels, sine
+from intention.lab.experiments import anomaly, fewshot, fewshot_latent, fewshot_resnet, pixels, sine
+from intention.lab.experiments.anomaly import task as anomaly_task
 from intention.lab.experiments.base import data_name
+from intention.lab.experiments.fewshot import training as fewshot_runs
+from intention.lab.experiments.fewshot.task import Pool
+from intention.lab.experiments.pixels import task as pixels_task
 from intention.lab.models.encoders import Conv4, ResNet12
-from intention.lab.tasks import anomaly as anomaly_task
-from intention.lab.tasks import pixels as pixels_task
-from intention.lab.tasks.fewshot import Pool
-from lab.appendix_checks import IMAGES, activation, generator, loss, name_of, optimiser, plans, sizes, stepped
+from intention.lab.paper.appendix import ROWS
+from intention.lab.paper.rows import Row
+from lab.paper.checks import IMAGES, activation, generator, loss, name_of, optimiser, plans, sizes, stepped
 
 CODE = [row for row in ROWS if not row.path and row.experiment in IMAGES]
 SHOTS: dict[str, Any] = {"fewshot": fewshot, "fewshot_resnet": fewshot_resnet, "fewshot_latent": fewshot_latent}

@@ -21,13 +21,13 @@ from typing import Any
 import pytest
 
 from intention.lab import experiments
+from intention.lab.core.files import LabError
+from intention.lab.core.results import Row, append, estimate, select
 from intention.lab.experiments.base import COLOURS, Claim, Job, Net, Plot, chooses, label, relevant
-from intention.lab.files import LabError
 from intention.lab.report import write_report
 from intention.lab.report.choose import choose, own, rebuild
 from intention.lab.report.figures import to_svg
 from intention.lab.report.text import to_csv, to_html, to_markdown
-from intention.lab.results import Row, append, estimate, select
 
 HOSTILE = "<script>alert(1)</script>"
 VOID = {"meta", "br", "img", "hr", "link", "input"}

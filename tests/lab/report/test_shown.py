@@ -10,20 +10,21 @@ from typing import Any
 import pytest
 import torch
 
-from intention.lab import results
+from intention.lab.core import results
 from intention.lab.experiments import NAMES, find
 from intention.lab.report.choose import choose
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
 def load(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A script of benchmarks/, whose neighbours it imports."""
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
 
     def load(name: str) -> Any:
-        spec = importlib.util.spec_from_file_location(f"benchmarks_{name}", ROOT / "benchmarks" / f"{name}.py")
+        path = next((ROOT / "benchmarks").glob(f"*/{name}.py"))
+        monkeypatch.syspath_prepend(str(path.parent))
+        spec = importlib.util.spec_from_file_location(f"benchmarks_{name}", path)
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
@@ -53,7 +54,7 @@ def test_pages_show_these_rows(load: Any, rows: list[results.Row]) -> None:
     made = load("lab_results")
     found = made.sections(rows)
     for page, text in ((ROOT / "docs" / "lab.md", made.claims(found)), (ROOT / "README.md", made.short(found))):
-        assert text in page.read_text(encoding="utf-8"), f"{page.name}: run python benchmarks/lab_results.py"
+        assert text in page.read_text(encoding="utf-8"), f"{page.name}: run python benchmarks/pages/lab_results.py"
     for name in made.FIGURES:
         assert (ROOT / "docs" / "lab" / f"{name}.svg").exists()
 

@@ -9,9 +9,9 @@ import torch
 from PIL import Image
 
 from intention.lab import data
-from intention.lab import embed as embedding
-from intention.lab.files import LabError
+from intention.lab.core.files import LabError
 from intention.lab.models import encoders
+from intention.lab.run import embed as embedding
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.integers(0, 256, (70, 28, 28, 3), dtype=np.uint8)

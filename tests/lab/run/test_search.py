@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from intention.lab import search
+from intention.lab.core.results import Row
 from intention.lab.experiments import find
 from intention.lab.report.search import read_search, searches
-from intention.lab.results import Row
+from intention.lab.run import search
 
 SEARCHED = ("sine", "pixels", "policy", "kabsch")
 # where the best rate of the search is not kept for longer training: READING says why

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from intention.lab import cluster, progress, sweep
-from intention.lab.files import LabError
-from intention.lab.progress import Display, Tally, duration
-from intention.lab.results import read, select
+from intention.lab.core.files import LabError
+from intention.lab.core.results import read, select
+from intention.lab.run import cluster, progress, sweep
+from intention.lab.run.progress import Display, Tally, duration
 from lab import toy_experiment, toy_timing
 from lab.toy_cli import ENVIRONMENT, lines, start, wait_for
 

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable, Sequence
 
 from intention import __version__
-from intention.lab import ranks
-from intention.lab.files import LabError
+from intention.lab.core import ranks
+from intention.lab.core.files import LabError
 
 ABOUT = f"""usage: intention COMMAND ...
 
@@ -62,8 +62,8 @@ def _dispatch(args: list[str]) -> int:
     if args[0] == "--version":
         print(f"intention {__version__}")
         return 0
-    from intention.lab import commands, data_commands
-    from intention.lab.options import Usage
+    from intention.lab.cli import commands, data_commands
+    from intention.lab.cli.options import Usage
 
     known: dict[str, Callable[[list[str]], int]] = {
         "list": commands.show_list,

@@ -15,14 +15,17 @@ from typing import Any
 
 import torch
 
-from intention.lab import cluster, experiments, options, ranks, results, runner, search
-from intention.lab import sweep as sweeping
+from intention.lab import experiments
+from intention.lab.cli import options
+from intention.lab.cli.options import Usage
+from intention.lab.core import ranks, results
+from intention.lab.core.files import LabError
+from intention.lab.core.place import Place
 from intention.lab.experiments.base import PRESETS, VERDICTS, Experiment, Job, label
-from intention.lab.files import LabError
-from intention.lab.options import Usage
-from intention.lab.place import Place
-from intention.lab.progress import Display, Tally, duration
-from intention.lab.runner import Task
+from intention.lab.run import cluster, runner, search
+from intention.lab.run import sweep as sweeping
+from intention.lab.run.progress import Display, Tally, duration
+from intention.lab.run.runner import Task
 
 RESULTS = Path("intention-results")
 

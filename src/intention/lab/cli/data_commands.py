@@ -9,11 +9,12 @@ from typing import Annotated
 
 import tyro
 
-from intention.lab import data, options
+from intention.lab import data
+from intention.lab.cli import options
+from intention.lab.cli.options import Switch, Usage
+from intention.lab.core.files import LabError
 from intention.lab.data.fetch import SOURCES, fetch
 from intention.lab.data.named import PLACES, place
-from intention.lab.files import LabError
-from intention.lab.options import Switch, Usage
 
 WORDS = """usage: intention data list               which sets there are, and where
        intention data fetch NAME         download one into the data folder
@@ -127,7 +128,7 @@ def embed(args: list[str]) -> int:
         flags.out.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise LabError(f"cannot write {flags.out}: {error.strerror}; choose another --out") from error
-    from intention.lab import embed as embedding
+    from intention.lab.run import embed as embedding
 
     made = embedding.embed(flags.data, flags.backbone, flags.out, flags.half)
     shapes = ", ".join(f"{part} {tuple(x.shape)}" for part, x in made.items())

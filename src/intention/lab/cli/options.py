@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import tyro
 
-from intention.lab import ranks
+from intention.lab.core import ranks
 from intention.lab.experiments.base import PRESETS, Experiment
 
 T = TypeVar("T")

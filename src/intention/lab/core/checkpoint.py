@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from intention.lab.files import LabError, write_whole
+from intention.lab.core.files import LabError, write_whole
 
 NAME = "checkpoint.safetensors"
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from intention.lab.files import LabError
+from intention.lab.core.files import LabError
 
 
 def count() -> int:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from intention.lab.files import LabError, append_lines, write_whole
+from intention.lab.core.files import LabError, append_lines, write_whole
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from intention.lab import checkpoint, ranks
-from intention.lab.checkpoint import State
-from intention.lab.files import LabError
-from intention.lab.place import Place
+from intention.lab.core import checkpoint, ranks
+from intention.lab.core.checkpoint import State
+from intention.lab.core.files import LabError
+from intention.lab.core.place import Place
 
 Sample = Callable[[int, torch.Generator], Any]  # (batch, generator) -> an Episode, the batch in front
 Loss = Callable[[nn.Module, Any], Tensor]

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from intention.lab.core.files import LabError, write_whole
 from intention.lab.data.images import resize
 from intention.lab.data.kinds import PARTS, Data, Labelled, take_classes
-from intention.lab.files import LabError, write_whole
 
 Arrays = Mapping[str, Any]
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from intention.lab.core.files import LabError
 from intention.lab.data.arrays import write_npz
 from intention.lab.data.images import SHEET, resize_arrays, write_sheet
 from intention.lab.data.kinds import PARTS
-from intention.lab.files import LabError
 
 
 def mnist(files: Sequence[Path], place: Path) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from intention.lab.files import LabError, write_whole
+from intention.lab.core.files import LabError, write_whole
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 SHEET = (24, 25, 28)  # rows, columns and size of the images of a sheet

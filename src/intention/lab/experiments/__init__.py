@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib
 
+from intention.lab.core.files import LabError
 from intention.lab.experiments.base import Experiment
-from intention.lab.files import LabError
 
 NAMES = (
     "computations_2d",

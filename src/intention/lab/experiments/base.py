@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from intention.lab.place import Place
-from intention.lab.results import Row
+from intention.lab.core.place import Place
+from intention.lab.core.results import Row
 
 PRESETS = ("quick", "standard", "paper")
 

@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from intention.lab.core.results import Row, estimate, select
+from intention.lab.core.train import Plan
 from intention.lab.experiments.base import COLOURS, require
 from intention.lab.experiments.compare import named
-from intention.lab.results import Row, estimate, select
-from intention.lab.train import Plan
 
 WHERE = "our own line"
 OURS = "not in the paper"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as nnf
 
-from intention.lab.files import LabError, write_whole
+from intention.lab.core.files import LabError, write_whole
 
 MEAN, SPREAD = 0.45, 0.27  # of natural images in [0, 1], about
 SLOPE = 0.1  # of ResNet-12's leaky ReLU

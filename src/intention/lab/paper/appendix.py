@@ -6,9 +6,9 @@ import importlib
 from collections.abc import Mapping
 from typing import Any
 
-from intention.lab import appendix_images as images
 from intention.lab import experiments
-from intention.lab.appendix_rows import NOT_PRINTED, SAME, UNPRINTED, UNPRINTED_LENGTH, Entry, Row, net, rows
+from intention.lab.paper import images
+from intention.lab.paper.rows import NOT_PRINTED, SAME, UNPRINTED, UNPRINTED_LENGTH, Entry, Row, net, rows
 
 PI = 3.141592653589793
 
@@ -17,9 +17,9 @@ def value(row: Row) -> Any:
     """Our value, read where the experiment reads it."""
     if not row.path:
         return row.expected
+    experiment = experiments.find(row.experiment)
     module, _, fields = row.path.rpartition(":")
-    found: Any = importlib.import_module(f"intention.lab.{module}") if module else None
-    found = found or experiments.find(row.experiment).PRESETS["paper"]
+    found: Any = importlib.import_module(f"{experiment.__name__}.{module}") if module else experiment.PRESETS["paper"]
     for field in fields.split("."):
         found = found[field] if isinstance(found, Mapping) else getattr(found, field)
     return found
@@ -83,9 +83,9 @@ COMPARISON = rows(
     "Comparing the computations",
     "computations_2d",
     ("covariance of w", ((10, 0), (0, 10))),
-    ("covariance of K", ((0.7, 0.9), (0.9, 1.0)), "tasks.linear:PLANE", SAME, "repaired in two ways: it is not PSD"),
-    ("Q inside: U(−r, r)", 1.0, "experiments.computations_2d:SQUARES.inside"),
-    ("Q outside: U(−r, r)", 25.0, "experiments.computations_2d:SQUARES.outside"),
+    ("covariance of K", ((0.7, 0.9), (0.9, 1.0)), "task:PLANE", SAME, "repaired in two ways: it is not PSD"),
+    ("Q inside: U(−r, r)", 1.0, "task:SQUARES.inside"),
+    ("Q outside: U(−r, r)", 25.0, "task:SQUARES.outside"),
     ("Attention", "softmax(Q K') V"),
     ("Linear attention", "Q K' V"),
     ("σIntention", "softmax(Q (K'K)⁻¹ K') V"),
@@ -96,9 +96,9 @@ COMPARISON = rows(
 SINE = rows(
     "Sine regression",
     "sine",
-    ("b", (0.0, PI), "tasks.sine:PHASE"),
-    ("a", (0.1, 5.0), "tasks.sine:AMPLITUDE"),
-    ("x", (-6.0, 6.0), "tasks.sine:X"),
+    ("b", (0.0, PI), "task:PHASE"),
+    ("a", (0.1, 5.0), "task:AMPLITUDE"),
+    ("x", (-6.0, 6.0), "task:X"),
     ("y", "a sin(x − b)"),
     ("queries and targets M", 200, "queries"),
     ("keys and values N", 10, "points"),
@@ -122,7 +122,7 @@ POLICY = rows(
     "policy",
     ("standard deviation of the target", 1.0),
     ("observations", 5, "points"),
-    ("variance of their places", 1 / 4, "tasks.policy:SPREAD", 0.5, "as a standard deviation"),
+    ("variance of their places", 1 / 4, "task:SPREAD", 0.5, "as a standard deviation"),
     ("reward", "squared distance", "reward", ("squared", "gaussian"), "the Gaussian of section 5.3 is run beside it"),
     ("shape of O", (5, 2), "", (5, 3), "x, y and the reward are three numbers"),
     ("K, V, Q", "all are O"),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from intention.lab.appendix_rows import NOT_PRINTED, SAME, UNPRINTED, Entry, rows
 from intention.lab.experiments.base import label
+from intention.lab.paper.rows import NOT_PRINTED, SAME, UNPRINTED, Entry, rows
 
 PIXELS = rows(
     "MNIST",

@@ -13,9 +13,9 @@ NOT_PRINTED = None
 class Row(NamedTuple):
     """One hyperparameter.
 
-    `path` leads to our value: a field of the experiment's paper Config ("attention.heads") or a constant of a module of
-    the lab ("tasks.sine:AMPLITUDE"). Empty: it is in the code of the models or samplers. `printed` is None where the
-    paper needs a value and gives none; `ours` then says ours if `path` does not.
+    `path` leads to our value: a field of the experiment's paper Config ("attention.heads") or a constant of a file of
+    its folder ("task:AMPLITUDE"). Empty: it is in the code of the models or samplers. `printed` is None where the paper
+    needs a value and gives none; `ours` then says ours if `path` does not.
     """
 
     section: str

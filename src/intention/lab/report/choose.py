@@ -7,9 +7,9 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from intention.lab.core.results import Row
 from intention.lab.experiments.base import Experiment
-from intention.lab.results import Row
-from intention.lab.runner import finished
+from intention.lab.run.runner import finished
 
 
 class Chosen(NamedTuple):

@@ -12,16 +12,17 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from intention.lab import appendix, experiments
+from intention.lab import experiments
+from intention.lab.core.files import LabError, write_whole
+from intention.lab.core.results import Row, read_folder
 from intention.lab.experiments.base import VERDICTS
-from intention.lab.files import LabError, write_whole
+from intention.lab.paper import appendix
 from intention.lab.report.figures import standalone
 from intention.lab.report.markdown import CLAIM_HEAD, to_report
 from intention.lab.report.search import is_search, read_search, searches
 from intention.lab.report.sections import Section, duration, joined, section
 from intention.lab.report.text import inline, to_csv, to_html
-from intention.lab.results import Row, read_folder
-from intention.lab.search import FOLDER as SEARCHED
+from intention.lab.run.search import FOLDER as SEARCHED
 
 TITLE = "Intention: the paper's experiments, repeated"
 

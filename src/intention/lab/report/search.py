@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from intention.lab.core.results import Row, estimate, read
 from intention.lab.experiments.base import label
-from intention.lab.results import Row, estimate, read
 
 METRICS = ("search", "search_score")
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from intention.lab import experiments
+from intention.lab.core.results import Row
 from intention.lab.experiments.base import Claim, Experiment, Plot, data_name, label
 from intention.lab.report.choose import Chosen, choose
 from intention.lab.report.figures import to_svg
-from intention.lab.results import Row
 
 
 class Drawn(NamedTuple):

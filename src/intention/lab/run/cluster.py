@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from intention.lab.files import LabError
-from intention.lab.runner import Task
+from intention.lab.core.files import LabError
+from intention.lab.run.runner import Task
 
 SECONDS = 5.0  # to find the scheduler, and then a worker
 

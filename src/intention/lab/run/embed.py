@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from intention.lab import data
+from intention.lab.core.files import LabError
 from intention.lab.data.arrays import write_npz
 from intention.lab.data.folders import index_folder
 from intention.lab.data.images import resize
 from intention.lab.data.images import stack as read_images
-from intention.lab.files import LabError
 
 BATCH = 64
 MEAN, SPREAD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, in [0, 1]

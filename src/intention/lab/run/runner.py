@@ -18,12 +18,12 @@ from typing import Any
 import torch
 
 import intention
-from intention.lab import checkpoint, results
+from intention.lab.core import checkpoint, results
+from intention.lab.core.files import LabError, write_whole
+from intention.lab.core.place import Place
+from intention.lab.core.results import Row
+from intention.lab.core.train import Diverged
 from intention.lab.experiments.base import Experiment, Job, Measure, relevant
-from intention.lab.files import LabError, write_whole
-from intention.lab.place import Place
-from intention.lab.results import Row
-from intention.lab.train import Diverged
 
 
 @dataclass(frozen=True)

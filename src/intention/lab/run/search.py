@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from intention.lab import results
+from intention.lab.core import results
+from intention.lab.core.results import Row
 from intention.lab.experiments.base import Experiment, Job
-from intention.lab.results import Row
 
 LEARNING_RATES = (3e-4, 1e-3, 3e-3, 1e-2)
 SEED = 1000  # no seed of a published run
-FOLDER = Path(__file__).parent / "searched"
+FOLDER = Path(__file__).parents[1] / "searched"
 
 
 def jobs(experiment: Experiment, config: object) -> list[Job]:

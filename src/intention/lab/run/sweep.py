@@ -18,13 +18,13 @@ from typing import Any
 
 import torch
 
-from intention.lab import cluster as remote
-from intention.lab.files import LabError
-from intention.lab.notes import Notes
-from intention.lab.place import Place
-from intention.lab.progress import Display, Tally
-from intention.lab.results import Row
-from intention.lab.runner import Task, perform
+from intention.lab.core.files import LabError
+from intention.lab.core.place import Place
+from intention.lab.core.results import Row
+from intention.lab.run import cluster as remote
+from intention.lab.run.notes import Notes
+from intention.lab.run.progress import Display, Tally
+from intention.lab.run.runner import Task, perform
 
 STRIKES = 3  # a run whose worker dies more often than this has failed
 _ONE_AT_A_TIME = threading.Lock()  # runs use torch's global random numbers

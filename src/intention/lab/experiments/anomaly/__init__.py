@@ -12,12 +12,12 @@ import torch.nn.functional as TF
 from torch import Tensor, nn
 
 from intention.lab import data
-from intention.lab.experiments.anomaly_claims import ASKED, claims
-from intention.lab.experiments.anomaly_figures import plot
+from intention.lab.core.train import Plan, train
+from intention.lab.experiments.anomaly.claims import ASKED, claims
+from intention.lab.experiments.anomaly.figures import plot
+from intention.lab.experiments.anomaly.model import MODELS, STARTS, OddOneOut, build
+from intention.lab.experiments.anomaly.task import Sets, Split, lonely, lowest_cosine, sample, split, whitening
 from intention.lab.experiments.base import Job, Measure, Place, chooses, require
-from intention.lab.models.anomaly import MODELS, STARTS, OddOneOut, build
-from intention.lab.tasks.anomaly import Sets, Split, lonely, lowest_cosine, sample, split, whitening
-from intention.lab.train import Plan, train
 
 __all__ = ["EXCLUSIVE", "PLACE", "PRESETS", "READING", "SECONDS", "TITLE", "Config", "claims", "jobs", "plot", "run"]
 

@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from intention.lab.core.results import Row, select
+from intention.lab.experiments.anomaly.model import LABELS, MODELS
 from intention.lab.experiments.base import Claim
 from intention.lab.experiments.compare import UNTESTED, together
-from intention.lab.models.anomaly import LABELS, MODELS
-from intention.lab.results import Row, select
 
 ASKED = ("unseen", "seen")
 DEPTHS = (1, 4)  # of Table 3

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from intention.lab.experiments.anomaly_claims import ASKED, DEPTHS, PRINTED, RULES, Cell, cell, mean, percent, spread
+from intention.lab.core.results import Row, select
+from intention.lab.experiments.anomaly.claims import ASKED, DEPTHS, PRINTED, RULES, Cell, cell, mean, percent, spread
+from intention.lab.experiments.anomaly.model import LABELS, MODELS
 from intention.lab.experiments.base import COLOURS, Plot
-from intention.lab.models.anomaly import LABELS, MODELS
-from intention.lab.results import Row, select
 
 TITLES = {"unseen": "classes that training never saw", "seen": "other images of the classes of training"}
 LINES = {"cosine": "--", "nearest": ":", "whitened": "-."}

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as TF
 from torch import Tensor
 
+from intention.lab.core.files import LabError
 from intention.lab.data import Data
-from intention.lab.files import LabError
 
 UNSEEN = 0.17  # share of the classes that training never sees, where the data do not say
 KEPT_BACK = 1 / 6  # share of the images of each seen class, where the data do not say

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from intention import functional as F
+from intention.lab.core.place import Place
 from intention.lab.experiments.base import Job, Measure, chooses, require
-from intention.lab.experiments.computations_2d_claims import MODELS, SQUARES, claims, named, plot  # noqa: F401 - an experiment offers them
-from intention.lab.place import Place
-from intention.lab.tasks.linear import REPAIRS, Problem, Repair, plane, square
+from intention.lab.experiments.computations_2d.claims import MODELS, claims, named, plot  # noqa: F401 - an experiment offers them
+from intention.lab.experiments.computations_2d.task import REPAIRS, SQUARES, Problem, Repair, plane, square
 
 TITLE = "Four computations on linear data in the plane"
 PLACE = "Figure 4, theorems 2.8 and 2.9, appendix “Comparing the computations”"

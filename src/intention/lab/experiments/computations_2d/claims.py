@@ -7,14 +7,13 @@ import statistics
 from collections.abc import Sequence
 from functools import partial
 
+from intention.lab.core.results import Estimate, Row, by_seed, estimate, estimate_log, select
 from intention.lab.experiments.base import Claim, Plot, label
 from intention.lab.experiments.compare import UNTESTED
 from intention.lab.experiments.compare import correlation as over_draws
-from intention.lab.experiments.computations_2d_figures import draw_limits, draw_maps
-from intention.lab.results import Estimate, Row, by_seed, estimate, estimate_log, select
-from intention.lab.tasks.linear import REPAIRS
+from intention.lab.experiments.computations_2d.figures import draw_limits, draw_maps
+from intention.lab.experiments.computations_2d.task import REPAIRS, SQUARES
 
-SQUARES = {"inside": 1.0, "outside": 25.0}
 MODELS = ("attention", "linear_attention", "sigma_intention", "intention")
 REPAIR_NAMES = {"absolute": "|eigenvalues|", "nearest": "nearest PSD"}
 CLOSE = 0.99  # a correlation that captures a linear relation closely

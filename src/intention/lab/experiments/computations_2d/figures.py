@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from intention.lab.core.results import Row, estimate_log
 from intention.lab.experiments.base import COLOURS, label
-from intention.lab.results import Row, estimate_log
 
 MODELS = ("attention", "linear_attention", "sigma_intention", "intention")
 THINNED = 3  # every third point of the grid is drawn in the scatters

@@ -15,6 +15,7 @@ REPAIRS: tuple[Repair, ...] = ("absolute", "nearest")
 
 # As printed; its eigenvalues are -0.062 and 1.762, so no Gaussian has it.
 PLANE = ((0.7, 0.9), (0.9, 1.0))
+SQUARES = {"inside": 1.0, "outside": 25.0}  # queries: U(-r, r)^2
 
 
 def regression(batch: int, n: int, d: int, generator: torch.Generator) -> Episode:

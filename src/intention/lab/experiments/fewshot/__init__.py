@@ -6,20 +6,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from intention.lab import data
-from intention.lab.experiments import fewshot_runs
+from intention.lab.core.place import Place
 from intention.lab.experiments.base import Job, Measure
-from intention.lab.experiments.fewshot_claims import claims_table_1 as claims
-from intention.lab.experiments.fewshot_config import (
-    MODELS,
-    SHARED_READING,
-    SHORT,
-    Classifier,
-    Config,
-    Longer,
-    MamlNet,
-)
-from intention.lab.experiments.fewshot_figures import plot_table_1 as plot
-from intention.lab.place import Place
+from intention.lab.experiments.fewshot import training as fewshot_runs
+from intention.lab.experiments.fewshot.claims import claims_table_1 as claims
+from intention.lab.experiments.fewshot.config import MODELS, SHARED_READING, SHORT, Classifier, Config, Longer, MamlNet
+from intention.lab.experiments.fewshot.figures import plot_table_1 as plot
 
 __all__ = ["EXCLUSIVE", "PLACE", "PRESETS", "READING", "TITLE", "Config", "claims", "jobs", "plot", "run"]
 

@@ -12,10 +12,10 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from intention.lab.core.results import Row, select
 from intention.lab.experiments.base import Claim, data_name, label
 from intention.lab.experiments.compare import UNTESTED, together
-from intention.lab.experiments.fewshot_config import ACCURACY, UNSEEN
-from intention.lab.results import Row, select
+from intention.lab.experiments.fewshot.config import ACCURACY, UNSEEN
 
 BASELINES = ("attention", "neural_process")
 ORDER = ("intention", "maml", "neural_process", "attention")

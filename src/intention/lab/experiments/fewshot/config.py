@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from intention.lab.core.train import Plan
 from intention.lab.experiments.base import chooses, require
-from intention.lab.train import Plan
 
 ACCURACY, BEFORE, VALIDATION = "accuracy", "accuracy before training", "validation accuracy"
 UNSEEN = "accuracy on all unseen classes"  # validation and test classes together

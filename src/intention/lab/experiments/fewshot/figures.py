@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from intention.lab.core.results import Row, estimate, select
 from intention.lab.experiments.base import COLOURS, Plot, label
-from intention.lab.experiments.fewshot_claims import (
+from intention.lab.experiments.fewshot.claims import (
     latents,
     of_latent,
     percent,
@@ -18,8 +19,7 @@ from intention.lab.experiments.fewshot_claims import (
     steps_of,
     trained,
 )
-from intention.lab.experiments.fewshot_config import ACCURACY, BEFORE, MODELS, SEEN, UNSEEN, VALIDATION
-from intention.lab.results import Row, estimate, select
+from intention.lab.experiments.fewshot.config import ACCURACY, BEFORE, MODELS, SEEN, UNSEEN, VALIDATION
 
 Numbers = Mapping[str, str]  # model -> what the paper has
 TABLE_1 = {

@@ -15,9 +15,9 @@ from torch.nn import functional as nnf
 
 from intention import discriminant, kernels
 from intention import functional as F
+from intention.lab.experiments.fewshot.task import Shots
 from intention.lab.models.attention import WideAttention
 from intention.lab.models.encoders import Encoder, normalise
-from intention.lab.tasks.fewshot import Shots
 from intention.nn import Intention, LearnableAlpha, mlp
 
 LOSSES = ("mse", "cross-entropy")

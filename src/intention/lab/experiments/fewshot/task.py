@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from intention.lab.files import LabError
+from intention.lab.core.files import LabError
 
 
 class Shots(NamedTuple):

@@ -11,13 +11,14 @@ from torch import Tensor, nn
 
 from intention import kernels
 from intention.lab import data
+from intention.lab.core.place import Place
+from intention.lab.core.train import train
 from intention.lab.experiments.base import Job, Measure
 from intention.lab.experiments.episodes import over_tasks
-from intention.lab.experiments.fewshot_config import ACCURACY, BEFORE, BY_DISTANCE, SEEN, UNSEEN, VALIDATION, Config
-from intention.lab.models import encoders, fewshot
-from intention.lab.place import Place
-from intention.lab.tasks.fewshot import Pool, Prefetch, Shots, varied
-from intention.lab.train import train
+from intention.lab.experiments.fewshot import model as fewshot
+from intention.lab.experiments.fewshot.config import ACCURACY, BEFORE, BY_DISTANCE, SEEN, UNSEEN, VALIDATION, Config
+from intention.lab.experiments.fewshot.task import Pool, Prefetch, Shots, varied
+from intention.lab.models import encoders
 
 ENOUGH = 12_000  # images of the training classes, to measure that
 TESTS, CHECKS = 1_000_000, 1_500_000  # seeds of test episodes and of validation episodes begin here

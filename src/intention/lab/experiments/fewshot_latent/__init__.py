@@ -6,11 +6,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from intention.lab import data
-from intention.lab.experiments import fewshot_config, fewshot_runs
+from intention.lab.core.place import Place
 from intention.lab.experiments.base import Job, Measure, chooses, require
-from intention.lab.experiments.fewshot_claims import claims_latent as claims
-from intention.lab.experiments.fewshot_figures import plot_latent as plot
-from intention.lab.place import Place
+from intention.lab.experiments.fewshot import config as fewshot_config
+from intention.lab.experiments.fewshot import training as fewshot_runs
+from intention.lab.experiments.fewshot.claims import claims_latent as claims
+from intention.lab.experiments.fewshot.figures import plot_latent as plot
 
 __all__ = ["EXCLUSIVE", "PLACE", "PRESETS", "READING", "TITLE", "Config", "claims", "jobs", "plot", "run"]
 

@@ -10,12 +10,12 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from intention.lab.core.train import train
 from intention.lab.experiments.base import Job, Measure, Place, chooses, require
-from intention.lab.experiments.in_context_claims import claims, plot  # noqa: F401 - an experiment offers them
+from intention.lab.experiments.in_context.claims import claims, plot  # noqa: F401 - an experiment offers them
+from intention.lab.experiments.in_context.model import MODELS, build, ridge
+from intention.lab.experiments.in_context.task import Pairs, pairs
 from intention.lab.experiments.sequences import OURS, check, check_heads, plan
-from intention.lab.models.sequences import MODELS, build, ridge
-from intention.lab.tasks.sequences import Pairs, pairs
-from intention.lab.train import train
 
 TITLE = "In-context linear regression"
 PLACE = OURS

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from intention.lab.core.results import Estimate, Row, estimate_log, select
 from intention.lab.experiments.base import Claim, Plot
 from intention.lab.experiments.compare import UNTESTED, by_model, errors, named, ratio, times, verdict
+from intention.lab.experiments.in_context.model import MODELS
 from intention.lab.experiments.sequences import WHERE, about, at_most, history, line
-from intention.lab.models.sequences import MODELS
-from intention.lab.results import Estimate, Row, estimate_log, select
 
 ON = 1.05  # times the error of ridge
 CLOSE = 2.0

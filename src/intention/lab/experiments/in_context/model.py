@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from intention import causal_intention
 from intention import functional as F
-from intention.lab.tasks.sequences import Pairs, before
+from intention.lab.experiments.in_context.task import Pairs, before
 from intention.nn import LearnableAlpha
 from intention.nn.language import CausalLayer
 from intention.nn.mixers import make_mixer

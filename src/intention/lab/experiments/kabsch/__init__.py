@@ -11,15 +11,17 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from intention.lab.core.files import LabError
+from intention.lab.core.train import SCHEDULES, Plan, train
 from intention.lab.experiments.base import Job, Measure, Net, Place, chooses, require
 from intention.lab.experiments.episodes import check_net, loss, numbers, over_tasks, predict_in_parts, task_errors
-from intention.lab.experiments.kabsch_claims import ON_CLOUD, claims  # noqa: F401 - an experiment offers it
-from intention.lab.experiments.kabsch_figures import plot  # noqa: F401
-from intention.lab.files import LabError
-from intention.lab.models import references
-from intention.lab.models.kabsch import MODELS, build
-from intention.lab.tasks import Episode, clouds, kabsch
-from intention.lab.train import SCHEDULES, Plan, train
+from intention.lab.experiments.kabsch import clouds, references
+from intention.lab.experiments.kabsch import task as kabsch
+from intention.lab.experiments.kabsch.claims import ON_CLOUD, claims  # noqa: F401 - an experiment offers it
+from intention.lab.experiments.kabsch.figures import plot  # noqa: F401
+from intention.lab.experiments.kabsch.model import MODELS, build
+from intention.lab.models.references import zero
+from intention.lab.tasks import Episode
 
 TITLE = "Generalised Kabsch"
 PLACE = "section 5.4, Figures 10 and 11, appendix “Learning generalised Kabsch algorithm”"
@@ -52,8 +54,8 @@ READING = """
 """
 
 WITHOUT_TRAINING: dict[str, Callable[[Episode], Tensor]] = {
-    "zero": references.zero,
-    "ridge_raw": references.kabsch_ridge,
+    "zero": zero,
+    "ridge_raw": references.ridge_raw,
     "affine": references.affine,
     "umeyama": references.umeyama,
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from intention.lab.core.results import Row, estimate, select
 from intention.lab.experiments.base import Claim
 from intention.lab.experiments.compare import (
     UNTESTED,
@@ -19,8 +20,7 @@ from intention.lab.experiments.compare import (
     together,
     verdict,
 )
-from intention.lab.experiments.kabsch_figures import DIMS, of
-from intention.lab.results import Row, estimate, select
+from intention.lab.experiments.kabsch.figures import DIMS, of
 
 BASELINES = ("attention", "neural_process", "mlp")
 SIGMA = "Both new modules are put to the test: σIntention beats the baselines"

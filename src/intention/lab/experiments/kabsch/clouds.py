@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from intention.lab.files import LabError
+from intention.lab.core.files import LabError
 
 NAMES = ("points", "xyz", "xy", "vertices", "v")  # arrays of an npz that are taken for the points
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from intention.lab.core.results import Row, estimate_log, select
 from intention.lab.experiments.base import COLOURS, Plot, label
 from intention.lab.experiments.compare import by_model, named
-from intention.lab.experiments.policy_figures import history_lines
-from intention.lab.results import Row, estimate_log, select
+from intention.lab.experiments.policy.figures import history_lines
 
 DIMS = (2, 3)
 LINES = {"zero": (0, (1, 3)), "affine": "--", "umeyama": ":"}

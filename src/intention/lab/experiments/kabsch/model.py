@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from intention.lab.models.attention import WideAttention
-from intention.lab.models.policy import FewPoints
+from intention.lab.models.few_points import FewPoints
 from intention.nn import LearnableAlpha, LinearAttention, NeuralProcess, SigmaIntention, mlp
 
 

@@ -10,12 +10,21 @@ import torch
 from torch import Tensor, nn
 
 from intention import functional as F
+from intention.lab.core.place import Place
+from intention.lab.core.train import Plan, train
 from intention.lab.experiments.base import Job, Measure, chooses, require
-from intention.lab.experiments.layers_claims import MODELS, claims, plot  # noqa: F401 - an experiment offers them
-from intention.lab.models.descent import Steps, chebyshev, constant, left, padded, stack, unit_queries, worst_case
-from intention.lab.place import Place
-from intention.lab.tasks.linear import Problem, conditioned
-from intention.lab.train import Plan, train
+from intention.lab.experiments.computations_2d.task import Problem, conditioned
+from intention.lab.experiments.layers.claims import MODELS, claims, plot  # noqa: F401 - an experiment offers them
+from intention.lab.experiments.layers.model import (
+    Steps,
+    chebyshev,
+    constant,
+    left,
+    padded,
+    stack,
+    unit_queries,
+    worst_case,
+)
 
 TITLE = "Layers of linear attention that equal one Intention"
 PLACE = "section 2, closing argument"

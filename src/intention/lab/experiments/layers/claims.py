@@ -7,10 +7,10 @@ import statistics
 from collections.abc import Sequence
 from functools import partial
 
+from intention.lab.core.results import Estimate, Row, estimate, estimate_log, select
 from intention.lab.experiments.base import Claim, Plot
 from intention.lab.experiments.compare import UNTESTED
-from intention.lab.experiments.layers_figures import NAMES, draw_gaps, draw_layers
-from intention.lab.results import Estimate, Row, estimate, estimate_log, select
+from intention.lab.experiments.layers.figures import NAMES, draw_gaps, draw_layers
 
 MODELS = ("step_l", "step_l_mu", "chebyshev", "learned", "intention")
 

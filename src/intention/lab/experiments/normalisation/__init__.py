@@ -11,10 +11,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from intention.lab.core.place import Place
+from intention.lab.core.results import Row, select
 from intention.lab.experiments.base import Claim, Job, Measure, Plot, chooses, require
-from intention.lab.experiments.normalisation_figures import draw_variances
-from intention.lab.place import Place
-from intention.lab.results import Row, select
+from intention.lab.experiments.normalisation.figures import draw_variances
 from intention.nn.scaling import variance_scale
 
 TITLE = "Variance of the Intention map"

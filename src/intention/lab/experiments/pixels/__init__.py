@@ -12,16 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from intention.lab import data
+from intention.lab.core.files import LabError
+from intention.lab.core.train import Plan, train
 from intention.lab.experiments.base import Job, Measure, Net, Place, chooses, require
 from intention.lab.experiments.episodes import loss
-from intention.lab.experiments.pixels_claims import SMALL, TRAINED, claims
-from intention.lab.experiments.pixels_figures import plot
+from intention.lab.experiments.pixels import task as pixels
+from intention.lab.experiments.pixels.claims import SMALL, TRAINED, claims
+from intention.lab.experiments.pixels.figures import plot
+from intention.lab.experiments.pixels.model import REFERENCES, MamlOfMany, OnPixels
 from intention.lab.experiments.sine import MamlNet
-from intention.lab.files import LabError
 from intention.lab.models import regression
-from intention.lab.models.pixels import REFERENCES, MamlOfMany, OnPixels
-from intention.lab.tasks import Episode, pixels
-from intention.lab.train import Plan, train
+from intention.lab.tasks import Episode
 
 __all__ = ["EXCLUSIVE", "PLACE", "PRESETS", "READING", "SECONDS", "TITLE", "Config", "claims", "jobs", "plot", "run"]
 

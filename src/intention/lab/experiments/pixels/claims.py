@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from intention.lab.core.results import Estimate, Row, select
 from intention.lab.experiments.base import Claim, data_name, label
 from intention.lab.experiments.compare import UNTESTED, best, by_model, ratio, times, together, verdict
-from intention.lab.results import Estimate, Row, select
 
 BASELINES = ("attention", "neural_process", "maml")
 TRAINED = ("intention", "sigma_intention", "linear_attention", *BASELINES)

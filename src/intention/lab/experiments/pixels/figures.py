@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from intention.lab.core.results import Row, estimate_log, select
 from intention.lab.experiments.base import COLOURS, Plot, label
-from intention.lab.experiments.pixels_claims import LINEAR, MEAN, NEAREST, SMALL, TRAINED, points, sets
-from intention.lab.results import Row, estimate_log, select
+from intention.lab.experiments.pixels.claims import LINEAR, MEAN, NEAREST, SMALL, TRAINED, points, sets
 
 REFERENCES = {MEAN: (0, (1, 3)), NEAREST: ":", LINEAR: (0, (4, 1, 1, 1))}
 METRICS = {"mse": "-", "mse before training": "--"}

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as nnf
 
+from intention.lab.experiments.pixels.task import codes
 from intention.lab.models.maml import Maml
 from intention.lab.tasks import Episode
-from intention.lab.tasks.pixels import codes
 
 
 class OnPixels(nn.Module):

@@ -11,15 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from intention.lab.core.train import SCHEDULES, Plan, train
 from intention.lab.experiments.base import Job, Measure, Net, Place, chooses, require
 from intention.lab.experiments.episodes import check_net, loss, numbers, over_tasks, predict_in_parts, task_errors
-from intention.lab.experiments.policy_claims import claims  # noqa: F401 - an experiment offers it
-from intention.lab.experiments.policy_figures import REWARDS, plot  # noqa: F401
-from intention.lab.models import references
-from intention.lab.models.policy import MODELS, build
-from intention.lab.tasks import Episode, policy
-from intention.lab.tasks.policy import Reward
-from intention.lab.train import SCHEDULES, Plan, train
+from intention.lab.experiments.policy import references
+from intention.lab.experiments.policy import task as policy
+from intention.lab.experiments.policy.claims import claims  # noqa: F401 - an experiment offers it
+from intention.lab.experiments.policy.figures import REWARDS, plot  # noqa: F401
+from intention.lab.experiments.policy.model import MODELS, build
+from intention.lab.experiments.policy.task import Reward
+from intention.lab.models.references import zero
+from intention.lab.tasks import Episode
 
 TITLE = "Policy distillation"
 PLACE = "section 5.3, Figures 8 and 9, appendix “Policy Distillation”"
@@ -48,8 +50,8 @@ READING = """
 """
 
 WITHOUT_TRAINING: dict[str, Callable[[Episode, Reward, float], Tensor]] = {
-    "zero": lambda episode, reward, width: references.zero(episode),
-    "ridge_raw": references.policy_ridge,
+    "zero": lambda episode, reward, width: zero(episode),
+    "ridge_raw": references.ridge_raw,
     "trilateration": references.trilateration,
     "intention_exact": references.intention_exact,
 }

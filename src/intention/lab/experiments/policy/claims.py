@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from intention.lab.core.results import Row
 from intention.lab.experiments.base import Claim
 from intention.lab.experiments.compare import (
     UNTESTED,
@@ -19,8 +20,7 @@ from intention.lab.experiments.compare import (
     together,
     verdict,
 )
-from intention.lab.experiments.policy_figures import REWARDS, final
-from intention.lab.results import Row
+from intention.lab.experiments.policy.figures import REWARDS, final
 
 BASELINES = ("attention", "neural_process", "mlp")
 CLEAR = 4.0  # times: clearly better

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from intention.lab.core.results import Row, estimate_log, select
 from intention.lab.experiments.base import COLOURS, Plot, label
 from intention.lab.experiments.compare import by_model, errors, named
-from intention.lab.models.policy import MODELS
-from intention.lab.results import Row, estimate_log, select
+from intention.lab.experiments.policy.model import MODELS
 
 REWARDS = ("squared", "gaussian")
 LINES = {"zero": "--", "ridge_raw": ":"}  # the exact closed forms lie far off the axis

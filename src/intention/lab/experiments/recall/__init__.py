@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as TF
 from torch import Tensor, nn
 
+from intention.lab.core.train import train
 from intention.lab.experiments.base import Job, Measure, Place, chooses, require
-from intention.lab.experiments.recall_claims import claims, plot  # noqa: F401 - an experiment offers them
+from intention.lab.experiments.in_context.model import MIXERS
+from intention.lab.experiments.in_context.task import Recall, recall
+from intention.lab.experiments.recall.claims import claims, plot  # noqa: F401 - an experiment offers them
 from intention.lab.experiments.sequences import OURS, check, plan
-from intention.lab.models.sequences import MIXERS
-from intention.lab.tasks.sequences import Recall, recall
-from intention.lab.train import train
 from intention.nn import InformerLM
 
 TITLE = "Associative recall"

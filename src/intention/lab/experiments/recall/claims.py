@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from intention.lab.core.results import Estimate, Row, estimate, select
 from intention.lab.experiments.base import Claim, Plot
 from intention.lab.experiments.compare import UNTESTED, named, together, verdict
+from intention.lab.experiments.in_context.model import MIXERS
 from intention.lab.experiments.sequences import WHERE, about, history, line, texts
-from intention.lab.models.sequences import MIXERS
-from intention.lab.results import Estimate, Row, estimate, select
 
 SLACK = 0.01  # of the answers
 READ = "(read as: at most 1 percentage point below, at every number of pairs and every width)"

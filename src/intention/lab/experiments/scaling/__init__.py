@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from intention import functional as F
+from intention.lab.core.place import Place
+from intention.lab.core.results import Row, select
+from intention.lab.core.train import Diverged, Plan, train
 from intention.lab.experiments.base import Claim, Job, Measure, Plot, chooses, require
-from intention.lab.experiments.scaling_figures import REFERENCE, draw_errors, draw_sizes, table
-from intention.lab.experiments.scaling_sizes import exponential, needed, smaller
-from intention.lab.models.scaling import MODELS, Layers, build
-from intention.lab.place import Place
-from intention.lab.results import Row, select
+from intention.lab.experiments.computations_2d.task import regression
+from intention.lab.experiments.scaling.claims import exponential, needed, smaller
+from intention.lab.experiments.scaling.figures import REFERENCE, draw_errors, draw_sizes, table
+from intention.lab.experiments.scaling.model import MODELS, Layers, build
 from intention.lab.tasks import Episode
-from intention.lab.tasks.linear import regression
-from intention.lab.train import Diverged, Plan, train
 
 TITLE = "Learning least squares: the latent size that is needed"
 PLACE = "section 2, Figure 3, appendix “Scaling experiment”"

@@ -7,9 +7,9 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from intention.lab.core.results import Estimate, Row, estimate_log, select
 from intention.lab.experiments.base import label
 from intention.lab.experiments.compare import UNTESTED, together
-from intention.lab.results import Estimate, Row, estimate_log, select
 
 SEEDS = 3  # sizes are powers of two: fewer seeds that agree are no evidence
 

@@ -7,9 +7,9 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from intention.lab.core.results import Row, estimate_log, select
 from intention.lab.experiments.base import COLOURS, label
-from intention.lab.experiments.scaling_sizes import Needed, growth, in_words
-from intention.lab.results import Row, estimate_log, select
+from intention.lab.experiments.scaling.claims import Needed, growth, in_words
 
 REFERENCE = "least_squares"  # no training: Intention on the raw pairs
 

@@ -12,13 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from intention import functional as F
+from intention.lab.core.train import Plan, train
 from intention.lab.experiments.base import Job, Measure, Net, Place, chooses, require
 from intention.lab.experiments.episodes import loss
-from intention.lab.experiments.sine_figures import LINE, SMALL, TRAINED, claims, plot
+from intention.lab.experiments.sine import task as sine
+from intention.lab.experiments.sine.figures import LINE, SMALL, TRAINED, claims, plot
 from intention.lab.models import regression
 from intention.lab.models.maml import Maml
-from intention.lab.tasks import Episode, sine
-from intention.lab.train import Plan, train
+from intention.lab.tasks import Episode
 
 __all__ = ["EXCLUSIVE", "PLACE", "PRESETS", "READING", "TITLE", "Config", "claims", "jobs", "plot", "run"]
 

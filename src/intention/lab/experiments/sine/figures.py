@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from intention.lab.core.results import Row, estimate_log, select
 from intention.lab.experiments.base import COLOURS, Claim, Plot, label
 from intention.lab.experiments.compare import best, by_model, ratio, times, together, verdict
-from intention.lab.results import Row, estimate_log, select
 
 BASELINES = ("attention", "neural_process", "maml")
 TRAINED = ("intention", "sigma_intention", "linear_attention", *BASELINES)

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from intention import functional as F
+from intention.lab.core.place import Place
+from intention.lab.core.results import Row, select
 from intention.lab.experiments.base import Claim, Job, Measure, Plot, require
-from intention.lab.experiments.slowdown_figures import HIGH, LOW, NAMES, draw_histograms, draw_shapes
-from intention.lab.place import Place
-from intention.lab.results import Row, select
+from intention.lab.experiments.slowdown.figures import HIGH, LOW, NAMES, draw_histograms, draw_shapes
 
 TITLE = "Slowdown of Intention over attention"
 PLACE = "Figure 5, section 3.1"

@@ -11,13 +11,13 @@ import torch
 import torch.nn.functional as TF
 from torch import Tensor, nn
 
+from intention.lab.core.train import train
 from intention.lab.experiments.base import Job, Measure, Place, chooses
+from intention.lab.experiments.in_context.model import MIXERS
 from intention.lab.experiments.sequences import OURS, check, check_heads, plan
-from intention.lab.experiments.text_claims import claims, plot  # noqa: F401 - an experiment offers them
-from intention.lab.models.sequences import MIXERS
-from intention.lab.tasks import text as texts
-from intention.lab.tasks.text import Text, Windows
-from intention.lab.train import train
+from intention.lab.experiments.text import task as texts
+from intention.lab.experiments.text.claims import claims, plot  # noqa: F401 - an experiment offers them
+from intention.lab.experiments.text.task import Text, Windows
 from intention.nn import InformerLM
 
 TITLE = "Characters of a text"

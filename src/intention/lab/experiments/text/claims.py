@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from intention.lab.core.results import Row, estimate, select
 from intention.lab.experiments.base import Claim, Plot
 from intention.lab.experiments.compare import by_model, errors, named, ratio, times, together, verdict
+from intention.lab.experiments.in_context.model import MIXERS
 from intention.lab.experiments.sequences import WHERE, about, history, line, texts
-from intention.lab.models.sequences import MIXERS
-from intention.lab.results import Row, estimate, select
 
 METRIC = "bits per character"
 COUNTED = "counted_pairs"

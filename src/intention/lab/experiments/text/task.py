@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from intention.lab.files import LabError
+from intention.lab.core.files import LabError
 
 HELD_OUT = 0.1  # the last tenth
 
