@@ -14,3 +14,11 @@ class Episode(NamedTuple):
     key: Tensor  # (B, N, d)
     value: Tensor  # (B, N, k)
     target: Tensor  # (B, M, k)
+
+
+class Problem(NamedTuple):
+    """Noise-free linear problems: value = key w."""
+
+    key: Tensor  # (B, N, d)
+    value: Tensor  # (B, N, 1)
+    w: Tensor  # (B, d, 1)

@@ -11,15 +11,17 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.testing import assert_close
 
 from intention import naive
 from intention.lab.core.place import Place
 from intention.lab.core.results import Row
 from intention.lab.experiments import scaling
 from intention.lab.experiments.base import Job
-from intention.lab.experiments.computations_2d.task import regression
-from intention.lab.experiments.scaling.claims import Need, growth, in_words, needed
+from intention.lab.experiments.scaling.claims import BASELINES
 from intention.lab.experiments.scaling.model import MODELS, Layers, build
+from intention.lab.experiments.scaling.sizes import Need, growth, in_words, needed
+from intention.lab.experiments.scaling.task import regression
 
 B, N, D, S = 3, 11, 5, 7
 TINY = dataclasses.replace(
@@ -260,7 +262,7 @@ def verdicts(found: list[Row]) -> list[str]:
     return [claim.verdict for claim in scaling.claims(found)]
 
 
-BASELINES = scaling.BASELINES
+BASELINES = BASELINES
 UNTESTED = "not tested at this size"
 
 
@@ -384,3 +386,12 @@ def test_plots_of_a_run_are_drawn() -> None:
     (dashed,) = [line for line in panels[0].get_lines() if line.get_linestyle() == "--"]
     assert list(dashed.get_ydata()) == [0.9, 0.9]
     figure.savefig("/dev/null", format="svg")
+
+
+def test_regression_answers_are_the_weights():
+    task = regression(3, 11, 5, torch.Generator().manual_seed(0))
+    assert task.key.shape == (3, 11, 5)
+    assert task.target.shape == (3, 5, 1)
+    assert_close(task.key @ task.target, task.value)
+    again = regression(3, 11, 5, torch.Generator().manual_seed(0))
+    assert torch.equal(task.value, again.value)

@@ -17,7 +17,7 @@ from intention.lab.core.train import Diverged, train
 from intention.lab.experiments import sine
 from intention.lab.experiments.base import Job, Net, Place
 from intention.lab.experiments.sine import task
-from intention.lab.experiments.sine.figures import SMALL, TRAINED
+from intention.lab.experiments.sine.claims import SMALL, TRAINED
 from intention.lab.models.maml import Maml
 
 TINY = replace(

@@ -1,6 +1,6 @@
 """Every hyperparameter of the paper's appendix, in our `paper` presets; those that are code are measured.
 
-Those of the experiments on images are measured in test_appendix_images.py.
+Those of the experiments on images are measured in test_images.py.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ from torch.func import functional_call
 
 from intention.lab import experiments
 from intention.lab.experiments import computations_2d, kabsch, layers, normalisation, policy, scaling, sine
-from intention.lab.experiments.computations_2d import task as linear_task
+from intention.lab.experiments.computations_2d import task as plane_task
 from intention.lab.experiments.kabsch import model as kabsch_models
 from intention.lab.experiments.kabsch import task as kabsch_task
+from intention.lab.experiments.normalisation.model import variances
 from intention.lab.experiments.policy import model as policy_models
 from intention.lab.experiments.policy import task as policy_task
 from intention.lab.experiments.scaling import model as scaling_models
+from intention.lab.experiments.scaling.task import regression
 from intention.lab.experiments.sine import task as sine_task
 from intention.lab.paper import appendix
 from intention.lab.paper.appendix import ROWS
@@ -146,8 +148,8 @@ def is_formula(model: str, printed: str) -> Callable[[], str]:
     """Whether the comparison on the plane computes what is printed."""
 
     def name() -> str:
-        problem = linear_task.plane(1, 23, "absolute", generator())
-        q, k, v = linear_task.square(1, 7, 1.0, generator()), problem.key, problem.value
+        problem = plane_task.plane(1, 23, "absolute", generator())
+        q, k, v = plane_task.square(1, 7, 1.0, generator()), problem.key, problem.value
         inverse = torch.linalg.inv(k.mT @ k)
         formulas = {
             "attention": lambda: torch.softmax(q @ k.mT, -1) @ v,
@@ -161,7 +163,7 @@ def is_formula(model: str, printed: str) -> Callable[[], str]:
 
 
 def plane_covariance() -> tuple[tuple[int, ...], ...]:
-    w = linear_task.plane(MANY, 3, "absolute", generator()).w.squeeze(-1)
+    w = plane_task.plane(MANY, 3, "absolute", generator()).w.squeeze(-1)
     return tuple(tuple(round(number) for number in row) for row in (w.mT @ w / MANY).tolist())
 
 
@@ -174,7 +176,7 @@ def is_map(model: str, printed: str, factor: float = 1.0, theta: float | None = 
         weight = 1.0 if theta is None else 1 / (1 + math.exp(-theta))
         sigma = weight * key @ key.mT + (1 - weight) * torch.eye(n)
         z = factor * key.mT @ torch.linalg.inv(sigma) * (1.0 if model == "unscaled" else math.sqrt(d))
-        found = normalisation.variances(key)[model]
+        found = variances(key)[model]
         return printed if torch.allclose(found, z.square().sum((-2, -1)) / n) else "another"
 
     return name
@@ -218,7 +220,7 @@ def kabsch_spread() -> float:
 def e_q_of_scaling() -> str:
     """The queries do not matter, the answer does not vanish."""
     net = scaling_nets()[0]
-    query, key, value, _ = linear_task.regression(2, 10, 3, generator())
+    query, key, value, _ = regression(2, 10, 3, generator())
     out = net(query, key, value)
     return "none: w is returned" if torch.equal(out, net(0 * query, key, value)) and out.abs().min() > 0 else "another"
 
@@ -229,12 +231,12 @@ def next_size() -> str:
 
 
 def scaling_y() -> str:
-    _, key, value, target = linear_task.regression(2, 10, 3, generator())
+    _, key, value, target = regression(2, 10, 3, generator())
     return "x W" if torch.allclose(value, key @ target) else "another"
 
 
 def pair_spread() -> float:
-    episode = linear_task.regression(MANY // 10, 10, 3, generator())
+    episode = regression(MANY // 10, 10, 3, generator())
     return spread(episode.target, episode.key)
 
 

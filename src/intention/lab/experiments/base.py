@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -93,6 +94,21 @@ class Net:
     def __post_init__(self) -> None:
         require(all(size > 0 for size in (*self.embed, *self.decode)), f"sizes must be positive, got {self}")
         require(self.heads >= 1, f"heads must be at least 1, got {self.heads}")
+
+
+@dataclass(frozen=True)
+class MamlNet:
+    """The network, and the gradient steps that it takes on each context."""
+
+    layers: tuple[int, ...] = (128, 128, 128, 128, 1)
+    inner_steps: int = 3
+    inner_rate: float = 0.01
+    learning_rate: float = 3e-3
+
+    def __post_init__(self) -> None:
+        require(all(size > 0 for size in self.layers), f"sizes must be positive, got {self.layers}")
+        require(self.inner_steps >= 0, f"inner_steps must be at least 0, got {self.inner_steps}")
+        require(0 <= self.inner_rate < math.inf, f"inner_rate must be >= 0 and finite, got {self.inner_rate}")
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,12 @@ from torch import Tensor
 from intention import functional as F
 from intention.lab.core.place import Place
 from intention.lab.experiments.base import Job, Measure, chooses, require
-from intention.lab.experiments.computations_2d.claims import MODELS, claims, named, plot  # noqa: F401 - an experiment offers them
-from intention.lab.experiments.computations_2d.task import REPAIRS, SQUARES, Problem, Repair, plane, square
+from intention.lab.experiments.computations_2d.claims import MODELS, claims, named
+from intention.lab.experiments.computations_2d.figures import plot
+from intention.lab.experiments.computations_2d.task import REPAIRS, SQUARES, Repair, plane, square
+from intention.lab.tasks import Problem
+
+__all__ = ["EXCLUSIVE", "PLACE", "PRESETS", "READING", "SECONDS", "TITLE", "Config", "claims", "jobs", "plot", "run"]
 
 TITLE = "Four computations on linear data in the plane"
 PLACE = "Figure 4, theorems 2.8 and 2.9, appendix “Comparing the computations”"

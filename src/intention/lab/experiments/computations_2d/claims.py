@@ -1,17 +1,15 @@
-"""What the rows of `computations_2d` say to the paper's claims, and its figures."""
+"""What the rows of `computations_2d` say to the paper's claims."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections.abc import Sequence
-from functools import partial
 
 from intention.lab.core.results import Estimate, Row, by_seed, estimate, estimate_log, select
-from intention.lab.experiments.base import Claim, Plot, label
+from intention.lab.experiments.base import Claim, label
 from intention.lab.experiments.compare import UNTESTED
 from intention.lab.experiments.compare import correlation as over_draws
-from intention.lab.experiments.computations_2d.figures import draw_limits, draw_maps
 from intention.lab.experiments.computations_2d.task import REPAIRS, SQUARES
 
 MODELS = ("attention", "linear_attention", "sigma_intention", "intention")
@@ -42,7 +40,7 @@ def over_seeds(rows: Sequence[Row], model: str, metric: str, where: str, repair:
     return average(values)
 
 
-def _known(*found: Estimate) -> bool:
+def known(*found: Estimate) -> bool:
     return all(math.isfinite(one.mean) for one in found)
 
 
@@ -91,7 +89,7 @@ def _attention_fails(rows: Sequence[Row]) -> Claim:
     likely = all(value.mean < CLOSE for value in found.values())
     verdict = "holds" if all(below) else "partly" if any(below) or likely else "does not hold"
     text = "both forms of Attention fail to capture the linear relation closely"
-    return Claim(text, "Figure 4", measured, verdict if _known(*found.values()) else UNTESTED)
+    return Claim(text, "Figure 4", measured, verdict if known(*found.values()) else UNTESTED)
 
 
 def _extrapolation(rows: Sequence[Row]) -> Claim:
@@ -109,7 +107,7 @@ def _extrapolation(rows: Sequence[Row]) -> Claim:
     verdict = "holds" if all(falls) else "partly" if any(falls) or all(c.mean < 0 for c in found) else "does not hold"
     text = "The effect is arguably even stronger once we look at the extrapolation results"
     measured = "correlation outside: " + "; ".join(parts) + ". A linear map has the same correlation on every square"
-    return Claim(text, "Figure 4", measured, verdict if _known(*found) else UNTESTED)
+    return Claim(text, "Figure 4", measured, verdict if known(*found) else UNTESTED)
 
 
 def _inside(rows: Sequence[Row], model: str) -> list[Row]:
@@ -144,50 +142,3 @@ def _limit(rows: Sequence[Row], model: str, limit: str, text: str, theorem: int)
     verdict = "holds" if sure else "partly" if likely else "does not hold"
     measured = f"relative distance {last} at α = {widest:.0e}; it goes as α to the power {slope.mean:.3f} (expected −1)"
     return Claim(f"As α → ∞ {text} up to a rescaling of queries", f"theorem 2.{theorem}", measured, verdict)
-
-
-CELLS = "Means over draws with 95% intervals: of correlations by Fisher's z, of MSE geometric."
-
-
-def plot(rows: Sequence[Row]) -> list[Plot]:
-    plots = []
-    for repair in REPAIRS:
-        maps = {
-            (model, where): row.data
-            for model in MODELS
-            for where in SQUARES
-            for row in select(rows, model=model, metric=named("map", where, repair), seed=0)
-            if row.data
-        }
-        titles = {
-            (model, where): row.value
-            for model, where in maps
-            for row in select(rows, model=model, metric=named("correlation", where, repair), seed=0)
-        }
-        if maps:
-            caption = (
-                "Rows 1 and 3: predictions inside and outside (each map has its own colours, from the lowest to the "
-                "highest value, printed above it; dots are the context). Rows 2 and 4: true value (x) and prediction "
-                "(y), with Pearson's correlation. Draw 0."
-            )
-            title = f"Predictions of the four computations, repair {REPAIR_NAMES[repair]}"
-            plots.append(Plot(title, caption, partial(draw_maps, maps, titles)))
-    table = _table(rows)
-    if len(table) > 1:
-        plots.append(Plot("Correlation, slope and MSE", CELLS, table=table))
-    curves = [row for row in rows if row.metric.startswith("distance to") and "absolute" in row.metric and row.data]
-    if curves:
-        caption = "Relative distance over α; lines are geometric means over draws. Repair |eigenvalues|, float64."
-        plots.append(Plot("From least squares to attention", caption, partial(draw_limits, curves)))
-    return plots
-
-
-def _table(rows: Sequence[Row]) -> list[list[str]]:
-    table = [["Computation", "Repair", "Square", "Correlation", "Slope", "MSE"]]
-    for repair in REPAIRS:
-        for where in SQUARES:
-            for model in MODELS:
-                found = [over_seeds(rows, model, metric, where, repair) for metric in ("correlation", "slope", "mse")]
-                if _known(found[0]):
-                    table.append([label(model), REPAIR_NAMES[repair], where, *map(str, found)])
-    return table

@@ -3,13 +3,62 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from intention.lab.core.results import Row, estimate_log
-from intention.lab.experiments.base import COLOURS, label
+from intention.lab.core.results import Row, estimate_log, select
+from intention.lab.experiments.base import COLOURS, Plot, label
+from intention.lab.experiments.computations_2d.claims import MODELS, REPAIR_NAMES, known, named, over_seeds
+from intention.lab.experiments.computations_2d.task import REPAIRS, SQUARES
 
-MODELS = ("attention", "linear_attention", "sigma_intention", "intention")
 THINNED = 3  # every third point of the grid is drawn in the scatters
+
+
+CELLS = "Means over draws with 95% intervals: of correlations by Fisher's z, of MSE geometric."
+
+
+def plot(rows: Sequence[Row]) -> list[Plot]:
+    plots = []
+    for repair in REPAIRS:
+        maps = {
+            (model, where): row.data
+            for model in MODELS
+            for where in SQUARES
+            for row in select(rows, model=model, metric=named("map", where, repair), seed=0)
+            if row.data
+        }
+        titles = {
+            (model, where): row.value
+            for model, where in maps
+            for row in select(rows, model=model, metric=named("correlation", where, repair), seed=0)
+        }
+        if maps:
+            caption = (
+                "Rows 1 and 3: predictions inside and outside (each map has its own colours, from the lowest to the "
+                "highest value, printed above it; dots are the context). Rows 2 and 4: true value (x) and prediction "
+                "(y), with Pearson's correlation. Draw 0."
+            )
+            title = f"Predictions of the four computations, repair {REPAIR_NAMES[repair]}"
+            plots.append(Plot(title, caption, partial(draw_maps, maps, titles)))
+    table = _table(rows)
+    if len(table) > 1:
+        plots.append(Plot("Correlation, slope and MSE", CELLS, table=table))
+    curves = [row for row in rows if row.metric.startswith("distance to") and "absolute" in row.metric and row.data]
+    if curves:
+        caption = "Relative distance over α; lines are geometric means over draws. Repair |eigenvalues|, float64."
+        plots.append(Plot("From least squares to attention", caption, partial(draw_limits, curves)))
+    return plots
+
+
+def _table(rows: Sequence[Row]) -> list[list[str]]:
+    table = [["Computation", "Repair", "Square", "Correlation", "Slope", "MSE"]]
+    for repair in REPAIRS:
+        for where in SQUARES:
+            for model in MODELS:
+                found = [over_seeds(rows, model, metric, where, repair) for metric in ("correlation", "slope", "mse")]
+                if known(found[0]):
+                    table.append([label(model), REPAIR_NAMES[repair], where, *map(str, found)])
+    return table
 
 
 def draw_maps(maps: Mapping[tuple[str, str], Any], titles: Mapping[tuple[str, str], float | None]) -> Any:

@@ -1,14 +1,14 @@
-"""Linear problems V = K w: of any size, on a plane, and with a given condition number."""
+"""Linear problems V = K w on a plane."""
 
 from __future__ import annotations
 
 import math
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from intention.lab.tasks import Episode
+from intention.lab.tasks import Problem
 
 Repair = Literal["absolute", "nearest"]
 REPAIRS: tuple[Repair, ...] = ("absolute", "nearest")
@@ -16,25 +16,6 @@ REPAIRS: tuple[Repair, ...] = ("absolute", "nearest")
 # As printed; its eigenvalues are -0.062 and 1.762, so no Gaussian has it.
 PLANE = ((0.7, 0.9), (0.9, 1.0))
 SQUARES = {"inside": 1.0, "outside": 25.0}  # queries: U(-r, r)^2
-
-
-def regression(batch: int, n: int, d: int, generator: torch.Generator) -> Episode:
-    """The scaling task: y = x W with W ~ N(0, I) and x ~ N(0, I). Asked is W itself.
-
-    >>> regression(2, 10, 3, torch.Generator().manual_seed(0)).target.shape
-    torch.Size([2, 3, 1])
-    """
-    w = torch.randn(batch, d, 1, generator=generator)
-    x = torch.randn(batch, n, d, generator=generator)
-    return Episode(query=x, key=x, value=x @ w, target=w)
-
-
-class Problem(NamedTuple):
-    """Noise-free linear problems: value = key w."""
-
-    key: Tensor  # (B, N, d)
-    value: Tensor  # (B, N, 1)
-    w: Tensor  # (B, d, 1)
 
 
 def plane_root(repair: Repair) -> Tensor:
@@ -64,23 +45,3 @@ def plane(batch: int, n: int, repair: Repair, generator: torch.Generator) -> Pro
 def square(batch: int, m: int, reach: float, generator: torch.Generator) -> Tensor:
     """Queries of the plane: U(-reach, reach)^2, (B, M, 2) in float64."""
     return reach * (2 * torch.rand(batch, m, 2, generator=generator, dtype=torch.float64) - 1)
-
-
-def conditioned(batch: int, n: int, d: int, kappa: float, generator: torch.Generator) -> Problem:
-    """Keys with K'K of smallest eigenvalue 1 and largest kappa, the others log-uniform between; w ~ N(0, I), float64.
-
-    >>> problem = conditioned(2, 11, 5, 30.0, torch.Generator().manual_seed(0))
-    >>> round(float(torch.linalg.cond(problem.key[0].mT @ problem.key[0])), 6)
-    30.0
-    """
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-    between = torch.rand(batch, d, generator=generator, dtype=torch.float64)
-    between[:, 0], between[:, -1] = 0.0, 1.0
-    roots = (0.5 * math.log(kappa) * between).exp()  # singular values of K
-    left, right = torch.linalg.qr(normal(batch, n, d)).Q, torch.linalg.qr(normal(batch, d, d)).Q
-    key = left * roots.unsqueeze(-2) @ right.mT
-    w = normal(batch, d, 1)
-    return Problem(key, key @ w, w)

@@ -9,11 +9,11 @@ from intention.lab import data
 from intention.lab.core.place import Place
 from intention.lab.experiments.base import Job, Measure
 from intention.lab.experiments.fewshot import training as fewshot_runs
-from intention.lab.experiments.fewshot.claims import claims_table_1 as claims
+from intention.lab.experiments.fewshot.claims import claims
 from intention.lab.experiments.fewshot.config import MODELS, SHARED_READING, SHORT, Classifier, Config, Longer, MamlNet
-from intention.lab.experiments.fewshot.figures import plot_table_1 as plot
+from intention.lab.experiments.fewshot.figures import plot
 
-__all__ = ["EXCLUSIVE", "PLACE", "PRESETS", "READING", "TITLE", "Config", "claims", "jobs", "plot", "run"]
+__all__ = ["EXCLUSIVE", "PLACE", "PRESETS", "READING", "SECONDS", "TITLE", "Config", "claims", "jobs", "plot", "run"]
 
 TITLE = "Few-shot classification"
 PLACE = "section 5.2, Table 1, appendix “Few-shot Classification”"

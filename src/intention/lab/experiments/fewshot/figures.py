@@ -1,4 +1,4 @@
-"""The tables and drawings of the few-shot experiments."""
+"""The tables and drawings of `fewshot`."""
 
 from __future__ import annotations
 
@@ -9,17 +9,8 @@ from typing import Any
 
 from intention.lab.core.results import Row, estimate, select
 from intention.lab.experiments.base import COLOURS, Plot, label
-from intention.lab.experiments.fewshot.claims import (
-    latents,
-    of_latent,
-    percent,
-    seeds_of,
-    set_name,
-    sets,
-    steps_of,
-    trained,
-)
 from intention.lab.experiments.fewshot.config import ACCURACY, BEFORE, MODELS, SEEN, UNSEEN, VALIDATION
+from intention.lab.experiments.fewshot.judge import percent, seeds_of, set_name, sets, steps_of, trained
 
 Numbers = Mapping[str, str]  # model -> what the paper has
 TABLE_1 = {
@@ -29,12 +20,10 @@ TABLE_1 = {
     "maml_first": "63.15 ± 0.91 (no target)",
     "maml": "63.15 ± 0.91 (no target)",
 }
-TABLE_2 = {"intention": "70.05 ± 0.51", "intention_kernel": "70.43 ± 0.52", "intention_lda": "66.27 ± 5.81 (no target)"}
 NOTE_1 = (
     "The paper's number of MAML is the first-order one of the MAML paper, of images of 84×84 and another split of the "
     "classes."
 )
-NOTE_2 = "The paper's ± 5.81 of “QDA” cannot be a 95% interval of 1000 episodes."
 PER_SEED = (
     "Each seed has its 95% interval over test episodes; the mean's is Student's over seeds, wide where these are few"
 )
@@ -50,15 +39,11 @@ LOSSES = {
 }
 
 
-def plot_table_1(rows: Sequence[Row]) -> list[Plot]:
-    return _tables(rows, "Table 1", TABLE_1, NOTE_1)
+def plot(rows: Sequence[Row]) -> list[Plot]:
+    return tables(rows, "Table 1", TABLE_1, NOTE_1)
 
 
-def plot_table_2(rows: Sequence[Row]) -> list[Plot]:
-    return _tables(rows, "Table 2", TABLE_2, NOTE_2)
-
-
-def _tables(rows: Sequence[Row], title: str, numbers: Numbers, note: str) -> list[Plot]:
+def tables(rows: Sequence[Row], title: str, numbers: Numbers, note: str) -> list[Plot]:
     plots = []
     for data, some in sets(rows).items():
         if select(some, metric=ACCURACY):
@@ -126,61 +111,3 @@ def draw_history(rows: Sequence[Row]) -> Any:
     axes.set(xlabel="training steps", ylabel="validation accuracy, %")
     figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8)
     return figure
-
-
-def plot_latent(rows: Sequence[Row]) -> list[Plot]:
-    plots = []
-    for data, some in sets(rows).items():
-        if latents(some):
-            caption = (
-                f"{about(data, some)}. Accuracy against the size of e_H: a dot per seed with its 95% interval over test"
-            )
-            caption += " episodes; the line is their mean."
-            plots.append(Plot("Figure 14: accuracy against latent size", caption, partial(draw_latent, some)))
-            caption = f"{about(data, some)}. {PER_SEED}."
-            plots.append(Plot("The same as numbers", caption, table=table_latent(some)))
-    return plots
-
-
-def table_latent(rows: Sequence[Row]) -> list[list[str]]:
-    head = ["Size of e_H", "Model", "Accuracy", "Seeds", "Each seed", "Before training"]
-    body = []
-    for latent in latents(rows):
-        here = of_latent(rows, latent)
-        for model in MODELS:
-            own = seeds_of(here, model)
-            if own:
-                before = list(seeds_of(here, model, BEFORE).values())
-                each = "; ".join(percent(row) for row in own.values())
-                body.append([str(latent), label(model), mean(list(own.values())), str(len(own)), each, mean(before)])
-    return [head, *body]
-
-
-def draw_latent(rows: Sequence[Row]) -> Any:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7.5, 3.6), layout="constrained")
-    axes = figure.subplots()
-    found = select(rows, metric=ACCURACY)
-    sizes = latents(rows)
-    models = [model for model in MODELS if select(found, model=model)]
-    for place, model in enumerate(models):
-        own = {latent: _finite(of_latent(select(found, model=model), latent)) for latent in sizes}
-        line = [(latent, estimate([row.value for row in some]).mean) for latent, some in own.items() if some]
-        axes.plot([x for x, _ in line], [100 * y for _, y in line], color=COLOURS[model], label=label(model))
-        for latent, some in own.items():
-            for number, row in enumerate(some):
-                # beside each other around the size: the axis is logarithmic
-                x = latent * 1.04 ** (place * len(some) + number - (len(models) * len(some) - 1) / 2)
-                low, high = row.interval or (row.value, row.value)
-                axes.plot([x, x], [100 * low, 100 * high], color=COLOURS[model], linewidth=1)
-                axes.plot([x], [100 * row.value], "o", color=COLOURS[model], markersize=4)
-    axes.set(xscale="log", xlabel="size of e_H", ylabel="accuracy, %")
-    axes.set_xticks(sizes, [str(size) for size in sizes])
-    axes.minorticks_off()
-    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=8)
-    return figure
-
-
-def _finite(rows: Sequence[Row]) -> list[Any]:
-    return [row for row in rows if row.value is not None]

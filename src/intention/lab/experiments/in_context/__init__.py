@@ -12,10 +12,13 @@ from torch import Tensor, nn
 
 from intention.lab.core.train import train
 from intention.lab.experiments.base import Job, Measure, Place, chooses, require
-from intention.lab.experiments.in_context.claims import claims, plot  # noqa: F401 - an experiment offers them
+from intention.lab.experiments.in_context.claims import claims
+from intention.lab.experiments.in_context.figures import plot
 from intention.lab.experiments.in_context.model import MODELS, build, ridge
 from intention.lab.experiments.in_context.task import Pairs, pairs
 from intention.lab.experiments.sequences import OURS, check, check_heads, plan
+
+__all__ = ["EXCLUSIVE", "PLACE", "PRESETS", "READING", "SECONDS", "TITLE", "Config", "claims", "jobs", "plot", "run"]
 
 TITLE = "In-context linear regression"
 PLACE = OURS

@@ -12,7 +12,6 @@ from intention.nn import LearnableAlpha
 from intention.nn.language import CausalLayer
 from intention.nn.mixers import make_mixer
 
-MIXERS = ("intention", "sigma_intention", "attention", "linear_attention", "delta")
 IN_SHELL = {
     "informer": "intention",
     "sigma_intention": "sigma_intention",

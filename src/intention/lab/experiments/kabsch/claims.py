@@ -20,7 +20,6 @@ from intention.lab.experiments.compare import (
     together,
     verdict,
 )
-from intention.lab.experiments.kabsch.figures import DIMS, of
 
 BASELINES = ("attention", "neural_process", "mlp")
 SIGMA = "Both new modules are put to the test: σIntention beats the baselines"
@@ -28,6 +27,13 @@ WIDE = 5.0  # times: a wide margin
 NEAR = 0.1  # of the extent of the cloud
 ON_CLOUD = "relative error on the cloud"
 POINTS = 5  # of the paper, where rows do not say
+
+
+DIMS = (2, 3)
+
+
+def of(rows: Sequence[Row], dims: int) -> list[Row]:
+    return [row for row in rows if (row.data or {}).get("dims") == dims]
 
 
 def claims(rows: Sequence[Row]) -> list[Claim]:

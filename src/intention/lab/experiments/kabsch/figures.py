@@ -9,15 +9,12 @@ from typing import Any
 from intention.lab.core.results import Row, estimate_log, select
 from intention.lab.experiments.base import COLOURS, Plot, label
 from intention.lab.experiments.compare import by_model, named
-from intention.lab.experiments.policy.figures import history_lines
+from intention.lab.experiments.drawing import history_lines
+from intention.lab.experiments.kabsch.claims import DIMS, of
+from intention.lab.experiments.kabsch.model import MODELS
 
-DIMS = (2, 3)
 LINES = {"zero": (0, (1, 3)), "affine": "--", "umeyama": ":"}
 TURN = ((0.94, 0.0, 0.34), (0.12, 0.94, -0.33))  # how clouds of 3-D points are looked at: right and up
-
-
-def of(rows: Sequence[Row], dims: int) -> list[Row]:
-    return [row for row in rows if (row.data or {}).get("dims") == dims]
 
 
 def clouds(rows: Sequence[Row]) -> list[Row]:
@@ -54,7 +51,7 @@ def draw_history(rows: Sequence[Row], dims: int) -> Any:
 
     figure = Figure(figsize=(7.5, 4.2), layout="constrained")
     axis = figure.subplots()
-    ends = history_lines(axis, of(select(rows, metric="mse during training"), dims))
+    ends = history_lines(axis, of(select(rows, metric="mse during training"), dims), MODELS)
     found = by_model(of(select(rows, metric="mse"), dims))
     for line in axis.get_lines():
         for model, (_, error) in ends.items():

@@ -13,8 +13,8 @@ from intention import functional as F
 from intention.lab.core.place import Place
 from intention.lab.core.train import Plan, train
 from intention.lab.experiments.base import Job, Measure, chooses, require
-from intention.lab.experiments.computations_2d.task import Problem, conditioned
-from intention.lab.experiments.layers.claims import MODELS, claims, plot  # noqa: F401 - an experiment offers them
+from intention.lab.experiments.layers.claims import MODELS, claims
+from intention.lab.experiments.layers.figures import plot
 from intention.lab.experiments.layers.model import (
     Steps,
     chebyshev,
@@ -25,6 +25,10 @@ from intention.lab.experiments.layers.model import (
     unit_queries,
     worst_case,
 )
+from intention.lab.experiments.layers.task import conditioned
+from intention.lab.tasks import Problem
+
+__all__ = ["EXCLUSIVE", "PLACE", "PRESETS", "READING", "SECONDS", "TITLE", "Config", "claims", "jobs", "plot", "run"]
 
 TITLE = "Layers of linear attention that equal one Intention"
 PLACE = "section 2, closing argument"

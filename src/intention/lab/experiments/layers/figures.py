@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from intention.lab.experiments.base import COLOURS
+from intention.lab.core.results import Row, select
+from intention.lab.experiments.base import COLOURS, Plot
+from intention.lab.experiments.layers.claims import MODELS, NAMES, layers_at, over_seeds
 
-NAMES = {
-    "step_l": "step 1/L",
-    "step_l_mu": "step 2/(L + μ)",
-    "chebyshev": "Chebyshev steps",
-    "learned": "learned steps",
-    "intention": "Intention",
-}
 LINE_COLOURS = {
     "step_l": COLOURS["attention"],
     "step_l_mu": COLOURS["linear_attention"],
@@ -26,6 +23,55 @@ LOWEST = 1e-7  # of the gap that is drawn
 RING: dict[str, Any] = {"markersize": 10, "markerfacecolor": "none"}  # learned steps often need as many as Chebyshev's
 
 Points = Sequence[tuple[float, float]]
+
+
+def plot(rows: Sequence[Row]) -> list[Plot]:
+    kappas = sorted({row.x for row in select(rows, metric="layers") if row.x is not None})
+    if not kappas:
+        return []
+    table = [["κ", *(NAMES[model] for model in MODELS)]]
+    for kappa in kappas:
+        table.append([f"{kappa:g}", *(_cell(rows, model, kappa) for model in MODELS)])
+    caption = (
+        "Points: mean over random problems (seeds); lines: worst case. Until the gap is 10⁻⁴ of what it was. A cross: "
+        "the deepest stack that was tried, where not all seeds got there."
+    )
+    points = {model: _points(rows, model, "layers", kappas) for model in MODELS}
+    worst = {model: _points(rows, model, "layers, worst case", kappas) for model in MODELS if model != "learned"}
+    missed = {model: _missed(rows, model, kappas) for model in MODELS}
+    plots = [Plot("Layers that equal one Intention", caption, partial(draw_layers, points, worst, missed))]
+    cells = "On random problems; in brackets the worst case. Chebyshev's worst case bounds the learned steps too."
+    plots.append(Plot("Layers needed", cells, table=table))
+    shown = 10.0 if 10.0 in kappas else kappas[-1]
+    curves = [row for row in select(rows, metric="layers", x=shown, seed=0) if row.data]
+    if curves:
+        caption = (
+            "What is left of |w − w*|² on random problems. Learned and Chebyshev steps: a stack for each depth. "
+            "Intention lies far below the axis."
+        )
+        drawn = {row.model: row.data for row in curves if row.data}
+        plots.append(Plot(f"The gap, layer by layer, at κ = {shown:g}", caption, partial(draw_gaps, drawn)))
+    return plots
+
+
+def _points(rows: Sequence[Row], model: str, metric: str, kappas: Sequence[float]) -> list[tuple[float, float]]:
+    found = [(kappa, over_seeds(rows, model, metric, kappa).mean) for kappa in kappas]
+    return [(kappa, mean) for kappa, mean in found if math.isfinite(mean)]
+
+
+def _missed(rows: Sequence[Row], model: str, kappas: Sequence[float]) -> list[tuple[float, float]]:
+    """Where not all seeds reached the goal: the deepest stack."""
+    found = [(kappa, select(rows, model=model, metric="layers", x=kappa)) for kappa in kappas]
+    deepest = [(kappa, [max(r.data["layers"]) for r in here if r.value is None and r.data]) for kappa, here in found]
+    return [(kappa, max(depths)) for kappa, depths in deepest if depths]
+
+
+def _cell(rows: Sequence[Row], model: str, kappa: float) -> str:
+    measured, worst = layers_at(rows, model, kappa)
+    if worst is None:
+        return "–"
+    found = f"{measured.mean:.3g}" if math.isfinite(measured.mean) else "not reached"
+    return found if model in ("learned", "intention") else f"{found} ({worst})"
 
 
 def draw_layers(points: Mapping[str, Points], worst: Mapping[str, Points], missed: Mapping[str, Points]) -> Any:

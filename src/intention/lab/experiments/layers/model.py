@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from intention import functional as F
-from intention.lab.experiments.computations_2d.task import Problem
+from intention.lab.tasks import Problem
 
 
 def layer(prediction: Tensor, residual: Tensor, both: Tensor, key: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:

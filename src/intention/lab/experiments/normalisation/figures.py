@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
+
+from intention.lab.core.results import Row
+from intention.lab.experiments.base import Plot
+from intention.lab.experiments.normalisation.claims import curves, value_of
+from intention.lab.experiments.normalisation.model import MODELS, exact
 
 NAMES = {
     "unscaled": "unscaled",
@@ -11,6 +17,20 @@ NAMES = {
     "regularised": "√d and regulariser",
     "variance": 'scale="variance", α = 1',
 }
+
+
+def plot(rows: Sequence[Row]) -> list[Plot]:
+    found = {
+        model: {n: [(d, value_of(row)) for d, row in curve.items()] for n, curve in curves(rows, model).items()}
+        for model in MODELS
+    }
+    if not any(found.values()):
+        return []
+    caption = (
+        "Variance of an entry over d. Black: the exact value of the unscaled and scaled map, infinite at d ≈ N. "
+        "The dotted line is 1."
+    )
+    return [Plot("Variance of the Intention map over d", caption, partial(draw_variances, found, exact))]
 
 
 def draw_variances(

@@ -14,13 +14,12 @@ from torch import Tensor, nn
 from intention.lab import data
 from intention.lab.core.files import LabError
 from intention.lab.core.train import Plan, train
-from intention.lab.experiments.base import Job, Measure, Net, Place, chooses, require
-from intention.lab.experiments.episodes import loss
+from intention.lab.experiments.base import Job, MamlNet, Measure, Net, Place, chooses, require
+from intention.lab.experiments.episodes import check_one_number, loss
 from intention.lab.experiments.pixels import task as pixels
 from intention.lab.experiments.pixels.claims import SMALL, TRAINED, claims
 from intention.lab.experiments.pixels.figures import plot
 from intention.lab.experiments.pixels.model import REFERENCES, MamlOfMany, OnPixels
-from intention.lab.experiments.sine import MamlNet
 from intention.lab.models import regression
 from intention.lab.tasks import Episode
 
@@ -111,15 +110,8 @@ class Config:
         for one in self.frequencies:
             require(0 < one < math.inf, f"frequencies must be > 0 and finite, got {one}")
         for model in TRAINED:
-            self.check_sizes(model)
+            check_one_number(model, getattr(self, model))
             self.plan(model)
-
-    def check_sizes(self, model: str) -> None:
-        net = getattr(self, model)
-        last = net.layers if model == "maml" else net.decode
-        decoded = model in ("maml", "attention", "neural_process")  # the others answer with values as they are
-        require(last[-1:] == ((1,) if decoded else ()), f"{model} must end with one number for the answer, got {last}")
-        require(model == "maml" or len(net.embed) > 0, f"{model}.embed must name at least one size, got none")
 
     def plan(self, model: str) -> Plan:
         return Plan(self.steps, self.batch, getattr(self, model).learning_rate, self.schedule, clip=self.clip)

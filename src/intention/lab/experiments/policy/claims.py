@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from intention.lab.core.results import Row
+from intention.lab.core.results import Row, select
 from intention.lab.experiments.base import Claim
 from intention.lab.experiments.compare import (
     UNTESTED,
@@ -20,10 +20,18 @@ from intention.lab.experiments.compare import (
     together,
     verdict,
 )
-from intention.lab.experiments.policy.figures import REWARDS, final
+from intention.lab.experiments.policy.task import REWARDS
 
 BASELINES = ("attention", "neural_process", "mlp")
 CLEAR = 4.0  # times: clearly better
+
+
+def final(rows: Sequence[Row], reward: str) -> list[Row]:
+    return of_reward(select(rows, metric="mse"), reward)
+
+
+def of_reward(rows: Sequence[Row], reward: str) -> list[Row]:
+    return [row for row in rows if (row.data or {}).get("reward") == reward]
 
 
 def claims(rows: Sequence[Row]) -> list[Claim]:

@@ -10,33 +10,27 @@ from typing import Any
 from intention.lab.core.results import Row, estimate_log, select
 from intention.lab.experiments.base import COLOURS, Plot, label
 from intention.lab.experiments.compare import by_model, errors, named
+from intention.lab.experiments.drawing import history_lines
+from intention.lab.experiments.policy.claims import final, of_reward
 from intention.lab.experiments.policy.model import MODELS
+from intention.lab.experiments.policy.task import REWARDS
 
-REWARDS = ("squared", "gaussian")
 LINES = {"zero": "--", "ridge_raw": ":"}  # the exact closed forms lie far off the axis
 ZOOM = 0.75  # half the side of the lower panels
 
 
-def final(rows: Sequence[Row], reward: str) -> list[Row]:
-    return _of(select(rows, metric="mse"), reward)
-
-
 def history(rows: Sequence[Row], reward: str) -> list[Row]:
-    return _of(select(rows, metric="mse during training"), reward)
+    return of_reward(select(rows, metric="mse during training"), reward)
 
 
 def examples(rows: Sequence[Row], reward: str) -> dict[str, dict[str, Any]]:
     """The stored tasks of each model, of the first seed that all of the models ran with."""
-    shown = _of(select(rows, metric="examples"), reward)
+    shown = of_reward(select(rows, metric="examples"), reward)
     if not shown:
         return {}
     seeds = [{row.seed for row in shown if row.model == model} for model in {row.model for row in shown}]
     seed = min(set.intersection(*seeds) or {shown[0].seed})
     return {row.model: row.data for row in shown if row.seed == seed and row.data}
-
-
-def _of(rows: Sequence[Row], reward: str) -> list[Row]:
-    return [row for row in rows if (row.data or {}).get("reward") == reward]
 
 
 def plot(rows: Sequence[Row]) -> list[Plot]:
@@ -114,27 +108,11 @@ def draw_history(groups: Mapping[str, Sequence[Row]]) -> Any:
 
     figure = Figure(figsize=(7.5, 3.2), layout="constrained")
     for axis, (title, rows) in zip(figure.subplots(1, len(groups), squeeze=False)[0], groups.items(), strict=True):
-        history_lines(axis, rows)
+        history_lines(axis, rows, MODELS)
         axis.set(yscale="log", xlabel="training steps", ylabel="MSE", title=title)
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=8)
     return figure
-
-
-def history_lines(axis: Any, rows: Sequence[Row]) -> dict[str, tuple[float, float]]:
-    """Draw the seeds thin and their geometric mean thick; where the mean of each model ends (step, error)."""
-    ends: dict[str, tuple[float, float]] = {}
-    for model in [model for model in MODELS if any(row.model == model for row in rows)]:
-        own = [row for row in rows if row.model == model and row.x is not None and row.value is not None]
-        for seed in sorted({row.seed for row in own}):
-            line = sorted((row.x, row.value) for row in own if row.seed == seed)
-            axis.plot(*zip(*line, strict=True), color=COLOURS[model], linewidth=0.6, alpha=0.5)
-        steps = sorted({row.x for row in own if row.x is not None})
-        means = [estimate_log([row.value for row in own if row.x == step]).mean for step in steps]
-        axis.plot(steps, means, color=COLOURS[model], linewidth=2, label=label(model))
-        if steps:
-            ends[model] = (steps[-1], means[-1])
-    return ends
 
 
 def draw_examples(shown: dict[str, dict[str, Any]], reward: str) -> Any:

@@ -10,6 +10,7 @@ from torch import Tensor
 from intention.lab.tasks import Episode
 
 Reward = Literal["squared", "gaussian"]
+REWARDS: tuple[Reward, ...] = ("squared", "gaussian")
 SPREAD = 0.5  # x, y ~ N(0, 1/4): a variance
 
 

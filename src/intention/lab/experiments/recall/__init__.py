@@ -11,11 +11,13 @@ from torch import Tensor, nn
 
 from intention.lab.core.train import train
 from intention.lab.experiments.base import Job, Measure, Place, chooses, require
-from intention.lab.experiments.in_context.model import MIXERS
-from intention.lab.experiments.in_context.task import Recall, recall
-from intention.lab.experiments.recall.claims import claims, plot  # noqa: F401 - an experiment offers them
-from intention.lab.experiments.sequences import OURS, check, plan
+from intention.lab.experiments.recall.claims import claims
+from intention.lab.experiments.recall.figures import plot
+from intention.lab.experiments.recall.task import Recall, recall
+from intention.lab.experiments.sequences import MIXERS, OURS, check, plan
 from intention.nn import InformerLM
+
+__all__ = ["EXCLUSIVE", "PLACE", "PRESETS", "READING", "SECONDS", "TITLE", "Config", "claims", "jobs", "plot", "run"]
 
 TITLE = "Associative recall"
 PLACE = OURS

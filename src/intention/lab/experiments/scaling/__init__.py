@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from intention import functional as F
 from intention.lab.core.place import Place
-from intention.lab.core.results import Row, select
 from intention.lab.core.train import Diverged, Plan, train
-from intention.lab.experiments.base import Claim, Job, Measure, Plot, chooses, require
-from intention.lab.experiments.computations_2d.task import regression
-from intention.lab.experiments.scaling.claims import exponential, needed, smaller
-from intention.lab.experiments.scaling.figures import REFERENCE, draw_errors, draw_sizes, table
-from intention.lab.experiments.scaling.model import MODELS, Layers, build
+from intention.lab.experiments.base import Job, Measure, chooses, require
+from intention.lab.experiments.scaling.claims import claims
+from intention.lab.experiments.scaling.figures import REFERENCE, plot
+from intention.lab.experiments.scaling.model import MODELS, Exact, Layers, build
+from intention.lab.experiments.scaling.task import regression
 from intention.lab.tasks import Episode
+
+__all__ = ["EXCLUSIVE", "PLACE", "PRESETS", "READING", "SECONDS", "TITLE", "Config", "claims", "jobs", "plot", "run"]
 
 TITLE = "Learning least squares: the latent size that is needed"
 PLACE = "section 2, Figure 3, appendix “Scaling experiment”"
@@ -51,7 +51,6 @@ READING = """
 - No training: least squares itself (`F.intention` on the raw pairs, α = 0) is exact for d ≤ 10 with d numbers.
 """
 
-BASELINES = ("mlp", "neural_process", "attention")
 TWO = Layers(2, 2)
 FLATTENED = replace(TWO, largest=512)  # flattens w into a layer of s^3 parameters
 ATTENTION = Layers(1, 1, heads=5, slope=0.01)
@@ -198,47 +197,3 @@ def _part(place: Place, size: int, walked: int, sizes: int) -> Place:
         folder=folder,
         tell=lambda step, steps, values: tell(walked * steps + step, sizes * steps, {**values, "size": size}),
     )
-
-
-class Exact(nn.Module):
-    """W = (x'x)^-1 x'y: Intention on the raw pairs, at the unit vectors."""
-
-    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return F.intention(torch.eye(key.shape[-1], dtype=key.dtype), key, value, alpha=0)  # type: ignore[return-value]
-
-
-def claims(rows: Sequence[Row]) -> list[Claim]:
-    found = needed(rows)
-    needs = "{} learns least squares with a smaller latent size than MLP, NP and Attention"
-    return [
-        Claim(
-            "MLP, NP and Attention require exponentially many dimensions wrt. the input dimensionality",
-            "section 2, Figure 3",
-            *exponential(found, BASELINES),
-        ),
-        Claim(needs.format("Intention"), "Figure 3", *smaller(found, "intention", BASELINES)),
-        Claim(
-            needs.format("σIntention") + " (both new modules are put to the test)",
-            "abstract",
-            *smaller(found, "sigma_intention", BASELINES),
-        ),
-    ]
-
-
-def plot(rows: Sequence[Row]) -> list[Plot]:
-    found = needed(rows)
-    plots: list[Plot] = []
-    if found:
-        caption = (
-            "Geometric mean and range over seeds. Hollow with an arrow: not reached by all seeds, the next size of the "
-            "grid is drawn. Dotted: least squares itself, without training, works with d numbers."
-        )
-        plots.append(Plot("Smallest latent size against dimension", caption, draw=lambda: draw_sizes(found)))
-        plots.append(Plot("The same in numbers", "Median over seeds (range).", table=table(found, rows)))
-    errors = [row for row in select(rows, metric="mse") if row.x is not None and row.value is not None]
-    if errors:
-        caption = (
-            "Held-out error of every training, geometric mean over seeds; a walk ends where it is below the threshold."
-        )
-        plots.append(Plot("Error against latent size", caption, draw=lambda: draw_errors(errors)))
-    return plots

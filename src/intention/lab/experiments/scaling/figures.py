@@ -8,10 +8,29 @@ from collections.abc import Sequence
 from typing import Any
 
 from intention.lab.core.results import Row, estimate_log, select
-from intention.lab.experiments.base import COLOURS, label
-from intention.lab.experiments.scaling.claims import Needed, growth, in_words
+from intention.lab.experiments.base import COLOURS, Plot, label
+from intention.lab.experiments.scaling.sizes import Needed, growth, in_words, needed
 
 REFERENCE = "least_squares"  # no training: Intention on the raw pairs
+
+
+def plot(rows: Sequence[Row]) -> list[Plot]:
+    found = needed(rows)
+    plots: list[Plot] = []
+    if found:
+        caption = (
+            "Geometric mean and range over seeds. Hollow with an arrow: not reached by all seeds, the next size of the "
+            "grid is drawn. Dotted: least squares itself, without training, works with d numbers."
+        )
+        plots.append(Plot("Smallest latent size against dimension", caption, draw=lambda: draw_sizes(found)))
+        plots.append(Plot("The same in numbers", "Median over seeds (range).", table=table(found, rows)))
+    errors = [row for row in select(rows, metric="mse") if row.x is not None and row.value is not None]
+    if errors:
+        caption = (
+            "Held-out error of every training, geometric mean over seeds; a walk ends where it is below the threshold."
+        )
+        plots.append(Plot("Error against latent size", caption, draw=lambda: draw_errors(errors)))
+    return plots
 
 
 def _ordered(models: Any) -> list[str]:

@@ -136,3 +136,10 @@ class FlatPairs(nn.Module):
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return self.decode(pairs(key, value).flatten(-2)).unsqueeze(-1)
+
+
+class Exact(nn.Module):
+    """W = (x'x)^-1 x'y: Intention on the raw pairs, at the unit vectors."""
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return F.intention(torch.eye(key.shape[-1], dtype=key.dtype), key, value, alpha=0)  # type: ignore[return-value]

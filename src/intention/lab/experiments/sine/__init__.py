@@ -13,15 +13,16 @@ from torch import Tensor, nn
 
 from intention import functional as F
 from intention.lab.core.train import Plan, train
-from intention.lab.experiments.base import Job, Measure, Net, Place, chooses, require
-from intention.lab.experiments.episodes import loss
+from intention.lab.experiments.base import Job, MamlNet, Measure, Net, Place, chooses, require
+from intention.lab.experiments.episodes import check_one_number, loss
 from intention.lab.experiments.sine import task as sine
-from intention.lab.experiments.sine.figures import LINE, SMALL, TRAINED, claims, plot
+from intention.lab.experiments.sine.claims import LINE, SMALL, TRAINED, claims
+from intention.lab.experiments.sine.figures import plot
 from intention.lab.models import regression
 from intention.lab.models.maml import Maml
 from intention.lab.tasks import Episode
 
-__all__ = ["EXCLUSIVE", "PLACE", "PRESETS", "READING", "TITLE", "Config", "claims", "jobs", "plot", "run"]
+__all__ = ["EXCLUSIVE", "PLACE", "PRESETS", "READING", "SECONDS", "TITLE", "Config", "claims", "jobs", "plot", "run"]
 
 TITLE = "Sine regression"
 PLACE = "section 5.1, Figures 6 and 7 (left), appendix “Sine regression”"
@@ -53,21 +54,6 @@ READING = """
 
 GRID = 200  # queries of an evaluation task
 EXAMPLE_POINTS = (2, 5, 10, 20)
-
-
-@dataclass(frozen=True)
-class MamlNet:
-    """The network, and the gradient steps that it takes on each context."""
-
-    layers: tuple[int, ...] = (128, 128, 128, 128, 1)
-    inner_steps: int = 3
-    inner_rate: float = 0.01
-    learning_rate: float = 3e-3
-
-    def __post_init__(self) -> None:
-        require(all(size > 0 for size in self.layers), f"sizes must be positive, got {self.layers}")
-        require(self.inner_steps >= 0, f"inner_steps must be at least 0, got {self.inner_steps}")
-        require(0 <= self.inner_rate < math.inf, f"inner_rate must be >= 0 and finite, got {self.inner_rate}")
 
 
 @dataclass(frozen=True)
@@ -103,15 +89,8 @@ class Config:
             require(1 <= points <= GRID, f"evaluation_points must be 1 to {GRID}, got {points}")
         require(self.evaluation_tasks >= 2, f"evaluation_tasks must be at least 2, got {self.evaluation_tasks}")
         for model in TRAINED:
-            self.check_sizes(model)
+            check_one_number(model, getattr(self, model))
             self.plan(model)
-
-    def check_sizes(self, model: str) -> None:
-        net = getattr(self, model)
-        last = net.layers if model == "maml" else net.decode
-        decoded = model in ("maml", "attention", "neural_process")  # the others answer with values as they are
-        require(last[-1:] == ((1,) if decoded else ()), f"{model} must end with one number for the answer, got {last}")
-        require(model == "maml" or len(net.embed) > 0, f"{model}.embed must name at least one size, got none")
 
     def plan(self, model: str) -> Plan:
         rate = getattr(self, model).learning_rate

@@ -1,4 +1,4 @@
-"""What the rows of the sine experiment say: claims and figures."""
+"""The drawings of `sine`."""
 
 from __future__ import annotations
 
@@ -7,64 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from intention.lab.core.results import Row, estimate_log, select
-from intention.lab.experiments.base import COLOURS, Claim, Plot, label
-from intention.lab.experiments.compare import best, by_model, ratio, times, together, verdict
-
-BASELINES = ("attention", "neural_process", "maml")
-TRAINED = ("intention", "sigma_intention", "linear_attention", *BASELINES)
-SMALL = "Intention, α = 1e-4"  # untrained, under its own label
-LINE = "ridge on raw x"
-FEW = (5, 10, 20)  # points
-
-
-def claims(rows: Sequence[Row]) -> list[Claim]:
-    return [_any_number(rows), _some_numbers(rows), _untrained(rows), _sigma(rows)]
-
-
-def _points(rows: Sequence[Row]) -> list[float]:
-    return sorted({row.x for row in select(rows, metric="mse") if row.x is not None})
-
-
-def _against(rows: Sequence[Row], model: str, points: Sequence[float]) -> tuple[str, str]:
-    """Error of the best baseline over the model's, for each number of points; and the verdict "at every one"."""
-    parts, verdicts = [], []
-    for x in points:
-        found = by_model(select(rows, metric="mse", x=x))
-        ahead = ratio(best(found, BASELINES), found.get(model, {}))
-        verdicts.append(verdict(ahead, 1.0))
-        if ahead is not None:
-            parts.append(f"{x:g}: {times(ahead)}×")
-    measured = "error of the best baseline over its own, by number of points: " + "; ".join(parts)
-    return measured if parts else "", together(verdicts)
-
-
-def _any_number(rows: Sequence[Row]) -> Claim:
-    text = "Once trained, Intention outperforms the remaining baselines on any number of observations."
-    return Claim(text, "section 5.1, Figure 7", *_against(rows, "intention", _points(rows)))
-
-
-def _some_numbers(rows: Sequence[Row]) -> Claim:
-    text = "Trained Intention beats Neural Process, MAML and Attention at 5, 10 and 20 points."
-    return Claim(text, "our own line, Figure 7", *_against(rows, "intention", FEW))
-
-
-def _sigma(rows: Sequence[Row]) -> Claim:
-    text = "Both new modules are put to the test: σIntention outperforms the baselines on any number of observations."
-    return Claim(text, "abstract", *_against(rows, "sigma_intention", _points(rows)))
-
-
-def _untrained(rows: Sequence[Row]) -> Claim:
-    text = "With enough context points the untrained Intention matches the trained baselines."
-    points = max(_points(rows), default=math.nan)
-    trained = best(by_model(select(rows, metric="mse", x=points)), BASELINES)
-    raw = by_model(select(rows, metric="mse before training", x=points))
-    parts, verdicts = [], []
-    for model, name in (("intention", "as training starts it (α = 1)"), (SMALL, "with α = 1e-4")):
-        ahead = ratio(trained, raw.get(model, {}))
-        verdicts.append(verdict(ahead, 1.0))
-        parts += [] if ahead is None else [f"{name}: {times(ahead)}×"]
-    measured = f"at {points:g} points, error of the best trained baseline over that of the untrained Intention, "
-    return Claim(text, "section 5.1, Figure 7", measured + "; ".join(parts) if parts else "", together(verdicts))
+from intention.lab.experiments.base import COLOURS, Plot, label
+from intention.lab.experiments.sine.claims import LINE, SMALL, TRAINED, points
 
 
 def plot(rows: Sequence[Row]) -> list[Plot]:
@@ -83,13 +27,13 @@ def plot(rows: Sequence[Row]) -> list[Plot]:
 
 
 def _table(rows: Sequence[Row]) -> list[list[str]]:
-    points = _points(rows)
+    numbers = points(rows)
     body = []
     for model in (*TRAINED, LINE):
-        cells = [estimate_log([row.value for row in select(rows, metric="mse", model=model, x=x)]) for x in points]
+        cells = [estimate_log([row.value for row in select(rows, metric="mse", model=model, x=x)]) for x in numbers]
         if any(cell.count for cell in cells):
             body.append([label(model), *(str(cell) if cell.count else "" for cell in cells)])
-    return [["", *(f"{x:g} points" for x in points)], *body]
+    return [["", *(f"{x:g} points" for x in numbers)], *body]
 
 
 def _draw_errors(rows: Sequence[Row]) -> Any:
@@ -115,7 +59,7 @@ def _draw_errors(rows: Sequence[Row]) -> Any:
     axes.set(xscale="log", yscale="log", xlabel="context points", ylabel="mean squared error")
     if drawn:  # by the means: an interval of two seeds may span many decades
         axes.set_ylim(min(drawn) / 3, 2 * max(drawn))
-    ticks = _points(rows)
+    ticks = points(rows)
     axes.set_xticks(ticks, [f"{x:g}" for x in ticks], minor=False)
     axes.minorticks_off()
     figure.legend(loc="outside right upper", frameon=False, fontsize=8)

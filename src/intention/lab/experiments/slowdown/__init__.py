@@ -11,13 +11,14 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from intention import functional as F
 from intention.lab.core.place import Place
-from intention.lab.core.results import Row, select
-from intention.lab.experiments.base import Claim, Job, Measure, Plot, require
-from intention.lab.experiments.slowdown.figures import HIGH, LOW, NAMES, draw_histograms, draw_shapes
+from intention.lab.experiments.base import Job, Measure, require
+from intention.lab.experiments.slowdown.claims import HIGH, LOW, claims
+from intention.lab.experiments.slowdown.figures import plot
+from intention.lab.experiments.slowdown.model import CODES, PAIRS
+
+__all__ = ["EXCLUSIVE", "PLACE", "PRESETS", "READING", "SECONDS", "TITLE", "Config", "claims", "jobs", "plot", "run"]
 
 TITLE = "Slowdown of Intention over attention"
 PLACE = "Figure 5, section 3.1"
@@ -36,7 +37,6 @@ READING = """
 EXCLUSIVE = True
 SECONDS = {"quick": 25, "standard": 25}  # on one core, all runs
 
-Code = Callable[[Tensor, Tensor, Tensor], Any]
 BINS = 48  # of the histogram, from 1/16 to 64 in equal ratios
 FIRST, LAST = -4.0, 6.0  # powers of two
 SCATTER = 300  # repetitions kept with their shapes
@@ -64,48 +64,6 @@ PRESETS = {"quick": Config(), "standard": Config(), "paper": Config()}
 
 def jobs(config: Config) -> list[Job]:
     return [Job("slowdown", config, "all", 0)]
-
-
-def attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """softmax(Q K' / sqrt(d)) V, written out."""
-    return torch.softmax((query * key.shape[-1] ** -0.5) @ key.mT, -1) @ value
-
-
-def fused(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    return torch.nn.functional.scaled_dot_product_attention(query, key, value)
-
-
-def inverse(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Q (K'K)^-1 K'V, or Q K' (KK')^-1 V where N <= d. As Jax, it does not stop at a singular matrix."""
-    if key.shape[-1] < key.shape[-2]:
-        return query @ (torch.linalg.inv_ex(key.mT @ key).inverse @ (key.mT @ value))
-    return (query @ key.mT) @ (torch.linalg.inv_ex(key @ key.mT).inverse @ value)
-
-
-def cholesky(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Q (K'K + I)^-1 K'V, or Q K' (KK' + I)^-1 V where N <= d."""
-    primal = key.shape[-1] < key.shape[-2]
-    gram = key.mT @ key if primal else key @ key.mT
-    gram.diagonal(dim1=-2, dim2=-1).add_(1.0)
-    factor = torch.linalg.cholesky(gram)
-    if primal:
-        return query @ torch.cholesky_solve(key.mT @ value, factor)
-    return (query @ key.mT) @ torch.cholesky_solve(value, factor)
-
-
-def ours(query: Tensor, key: Tensor, value: Tensor) -> Any:
-    return F.intention(query, key, value, alpha=1)
-
-
-CODES: dict[str, Code] = {
-    "attention": attention,
-    "fused": fused,
-    "inverse": inverse,
-    "cholesky": cholesky,
-    "intention": ours,
-}
-# what is divided by what
-PAIRS = (("inverse", "attention"), ("cholesky", "attention"), ("intention", "attention"), ("intention", "fused"))
 
 
 def run(job: Job, place: Place) -> Iterator[Measure]:
@@ -193,81 +151,3 @@ def wilson(hits: int, count: int) -> tuple[float, float]:
     centre = (share + z * spread / 2) / (1 + z * spread)
     half = spread * math.sqrt(hits * (1 - share) + z * z / 4) / (1 + z * spread)
     return centre - half, centre + half
-
-
-# --- what the rows say ------------------------------------------------------------------------------------------------
-
-
-def claims(rows: Sequence[Row]) -> list[Claim]:
-    text = "Intention is approximately only between 1. and 4. times slower than Attention"
-    found = [
-        Claim(f"{text} ({NAMES[pair]})", "Figure 5, section 3.1", *_range(rows, pair))
-        for pair in (("inverse", "attention"), ("cholesky", "attention"))
-    ]
-    ours_text = "Our line: the op of this library is at most 4 times slower than attention"
-    for pair in (("intention", "attention"), ("intention", "fused")):
-        found.append(Claim(f"{ours_text} ({NAMES[pair]})", "section 3.1", *_at_most(rows, pair)))
-    return found
-
-
-def _get(rows: Sequence[Row], pair: tuple[str, str], what: str) -> Row | None:
-    found = select(rows, model=pair[0], metric=f"slowdown over {pair[1]}, {what}")
-    return next((row for row in found if row.value is not None), None)
-
-
-def _describe(rows: Sequence[Row], pair: tuple[str, str]) -> str:
-    median = _get(rows, pair, "median")
-    parts = []
-    if median is not None:
-        low, high = median.interval or (math.nan, math.nan)
-        count = (median.data or {}).get("repetitions", "?")
-        parts.append(f"median {median.value:.2f} [{low:.2f}, {high:.2f}] over {count} repetitions")
-    ends = [_get(rows, pair, f"{what}th percentile") for what in (10, 90)]
-    if ends[0] is not None and ends[1] is not None:
-        parts.append(f"10th to 90th percentile {ends[0].value:.2f} to {ends[1].value:.2f}")
-    for what in ("share in [1, 4]", "share at most 4"):
-        share = _get(rows, pair, what)
-        if share is not None and share.interval is not None:
-            parts.append(f"{what} {share.value:.1%} [{share.interval[0]:.1%}, {share.interval[1]:.1%}]")
-    shapes = (median.data or {}).get("shapes", []) if median is not None else []
-    for name, chosen in (("N < 64", lambda n: n < 64), ("N ≥ 256", lambda n: n >= 256)):
-        ratios = [ratio for n, _, ratio in shapes if chosen(n)]
-        if ratios:
-            parts.append(f"median where {name}: {statistics.median(ratios):.2f}")
-    return "; ".join(parts)
-
-
-def _range(rows: Sequence[Row], pair: tuple[str, str]) -> tuple[str, str]:
-    """Holds where nine in ten are within the range, partly where the median is."""
-    median, share = _get(rows, pair, "median"), _get(rows, pair, "share in [1, 4]")
-    if median is None or share is None or median.value is None or share.value is None:
-        return "", "not tested at this size"
-    sure = share.interval is not None and share.interval[0] >= 0.9
-    verdict = "holds" if share.value >= 0.9 and sure else "partly" if LOW <= median.value <= HIGH else "does not hold"
-    return _describe(rows, pair) + " (holds: nine in ten are in the range)", verdict
-
-
-def _at_most(rows: Sequence[Row], pair: tuple[str, str]) -> tuple[str, str]:
-    median, share = _get(rows, pair, "median"), _get(rows, pair, "share at most 4")
-    if median is None or share is None or median.value is None or share.value is None:
-        return "", "not tested at this size"
-    sure = share.interval is not None and share.interval[0] >= 0.9
-    verdict = "holds" if share.value >= 0.9 and sure else "partly" if median.value <= HIGH else "does not hold"
-    return _describe(rows, pair) + " (holds: nine in ten are at most 4)", verdict
-
-
-def plot(rows: Sequence[Row]) -> list[Plot]:
-    found = {pair: row.data for pair in PAIRS if (row := _get(rows, pair, "median")) is not None and row.data}
-    if not found:
-        return []
-    across = (
-        "Distribution of the slowdown over repetitions; the band is the paper's range, 1 to 4, the line the median."
-    )
-    medians = {pair: row.value for pair in found if (row := _get(rows, pair, "median")) is not None}
-    plots = [Plot("Slowdown over attention", across, partial(draw_histograms, found, medians))]
-    if any(data["shapes"] for data in found.values()):
-        caption = (
-            "A point is a repetition: N against d, coloured by the slowdown (white is 1, red is slower, blue faster)."
-        )
-        plots.append(Plot("Where it is slow", caption, partial(draw_shapes, found)))
-    return plots

@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from intention.lab.experiments.base import COLOURS
+from intention.lab.core.results import Row
+from intention.lab.experiments.base import COLOURS, Plot
+from intention.lab.experiments.slowdown.claims import HIGH, LOW, NAMES, find
+from intention.lab.experiments.slowdown.model import PAIRS
 
 SIZES = (16, 32, 64, 128, 256, 512)  # ticks
-LOW, HIGH = 1.0, 4.0  # the paper's range
-NAMES = {
-    ("inverse", "attention"): "explicit inverse / attention, both written out",
-    ("cholesky", "attention"): "Cholesky / attention, both written out",
-    ("intention", "attention"): "our op / attention written out",
-    ("intention", "fused"): "our op / fused attention",
-}
 LINE_COLOURS = {"inverse": COLOURS["mlp"], "cholesky": COLOURS["neural_process"], "intention": COLOURS["intention"]}
+
+
+def plot(rows: Sequence[Row]) -> list[Plot]:
+    found = {pair: row.data for pair in PAIRS if (row := find(rows, pair, "median")) is not None and row.data}
+    if not found:
+        return []
+    across = (
+        "Distribution of the slowdown over repetitions; the band is the paper's range, 1 to 4, the line the median."
+    )
+    medians = {pair: row.value for pair in found if (row := find(rows, pair, "median")) is not None}
+    plots = [Plot("Slowdown over attention", across, partial(draw_histograms, found, medians))]
+    if any(data["shapes"] for data in found.values()):
+        caption = (
+            "A point is a repetition: N against d, coloured by the slowdown (white is 1, red is slower, blue faster)."
+        )
+        plots.append(Plot("Where it is slow", caption, partial(draw_shapes, found)))
+    return plots
 
 
 def draw_histograms(found: Mapping[tuple[str, str], Mapping[str, Any]], medians: Mapping[Any, float | None]) -> Any:

@@ -13,12 +13,14 @@ from torch import Tensor, nn
 
 from intention.lab.core.train import train
 from intention.lab.experiments.base import Job, Measure, Place, chooses
-from intention.lab.experiments.in_context.model import MIXERS
-from intention.lab.experiments.sequences import OURS, check, check_heads, plan
+from intention.lab.experiments.sequences import MIXERS, OURS, check, check_heads, plan
 from intention.lab.experiments.text import task as texts
-from intention.lab.experiments.text.claims import claims, plot  # noqa: F401 - an experiment offers them
+from intention.lab.experiments.text.claims import claims
+from intention.lab.experiments.text.figures import plot
 from intention.lab.experiments.text.task import Text, Windows
 from intention.nn import InformerLM
+
+__all__ = ["EXCLUSIVE", "PLACE", "PRESETS", "READING", "SECONDS", "TITLE", "Config", "claims", "jobs", "plot", "run"]
 
 TITLE = "Characters of a text"
 PLACE = OURS
