@@ -277,7 +277,7 @@ def test_a_failed_append_leaves_no_half_line(tmp_path):
     code = """if True:
         import resource
         from pathlib import Path
-        from intention.lab.files import append_lines
+        from intention.lab.core.files import append_lines
         resource.setrlimit(resource.RLIMIT_FSIZE, (1500, resource.RLIM_INFINITY))
         append_lines(Path("rows"), ["y" * 400, "z" * 400])
     """

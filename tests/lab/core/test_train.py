@@ -384,7 +384,7 @@ import sys, torch
 sys.path.insert(0, {tests!r})
 torch.set_num_threads(1)
 import test_train
-from intention.lab import ranks
+from intention.lab.core import ranks
 test_train.go(test_train.Path({folder!r}), dropout=0.0)
 assert ranks.count() == 2
 torch.distributed.barrier()  # gloo may abort in a rank whose neighbour has gone
