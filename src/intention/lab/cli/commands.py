@@ -8,7 +8,7 @@ import difflib
 import importlib
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -79,7 +79,7 @@ def _summarise(tasks: Sequence[Task], path: Path) -> None:
 
 
 def _run_here(task: Task, display: Display) -> None:
-    def tell(step: int, steps: int, values: Any) -> None:
+    def tell(step: int, steps: int, values: Mapping[str, float]) -> None:
         display.tally.note(task.id, step, steps, values.get("loss", float("nan")))
 
     display.say(f"{task.id}{': continues' if task.begun else ''}")

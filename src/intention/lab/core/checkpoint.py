@@ -7,12 +7,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from intention.lab.core.files import LabError, write_whole
+from intention.lab.core.results import Json
 
 NAME = "checkpoint.safetensors"
 
@@ -29,7 +29,7 @@ class State:
     best: dict[str, Tensor] | None = None  # weights of the best evaluation, where these are kept
 
 
-def save(path: Path, state: State, settings: Mapping[str, Any]) -> None:
+def save(path: Path, state: State, settings: Json) -> None:
     """`settings` say which training this is; a checkpoint of another one is not continued."""
     from safetensors.torch import save as to_bytes
 
@@ -44,7 +44,7 @@ def save(path: Path, state: State, settings: Mapping[str, Any]) -> None:
     write_whole(path, to_bytes(copies, {"about": json.dumps(about)}))
 
 
-def load(path: Path, state: State, settings: Mapping[str, Any]) -> None:
+def load(path: Path, state: State, settings: Json) -> None:
     """Fill `state` with what was saved: the run goes on with the same bits."""
     about, tensors = _read(path)
     if about["settings"] != json.loads(json.dumps(settings)):
@@ -73,7 +73,7 @@ def load(path: Path, state: State, settings: Mapping[str, Any]) -> None:
 _REMEDY = "--fresh starts this run over; to keep the file, move it away first"
 
 
-def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _read(path: Path) -> tuple[Json, dict[str, Tensor]]:
     from safetensors import SafetensorError, safe_open
 
     try:

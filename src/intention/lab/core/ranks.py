@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from intention.lab.core.files import LabError
+
+T = TypeVar("T")
+Batch = TypeVar("Batch", bound=tuple[Tensor, ...])  # a NamedTuple of tensors, the tasks in front
 
 
 def count() -> int:
@@ -33,7 +36,7 @@ def leave() -> None:
         dist.destroy_process_group()
 
 
-def agree(value: Any) -> Any:
+def agree(value: T) -> T:
     """The first rank's value, on all ranks."""
     if count() == 1:
         return value
@@ -61,7 +64,7 @@ def check_batch(batch: int | None) -> None:
         raise LabError(f"a batch of {batch} tasks cannot be shared by {count()} ranks; use a multiple of {count()}")
 
 
-def share(episode: Any) -> Any:
+def share(episode: Batch) -> Batch:
     """This rank's tasks. Shares are equal, so that the mean over ranks is the mean over the batch."""
     if count() == 1:
         return episode

@@ -13,6 +13,8 @@ from typing import Any
 
 from intention.lab.core.files import LabError, append_lines, write_whole
 
+Json = dict[str, Any]  # what a file of JSON holds: names, and under them whatever was measured
+
 
 @dataclass(frozen=True)
 class Row:
@@ -33,14 +35,14 @@ class Row:
     experiment: str
     run: str
     preset: str
-    config: dict[str, Any]
+    config: Json
     model: str
     seed: int
     metric: str
     value: float | None
     x: float | None = None
     interval: tuple[float, float] | None = None
-    data: dict[str, Any] | None = None
+    data: Json | None = None
     seconds: float = 0.0
     intention: str = ""
     torch: str = ""
@@ -49,7 +51,8 @@ class Row:
 
 FIELDS = [field.name for field in dataclasses.fields(Row)]
 NUMBER = (int, float, type(None))  # null: not finite, or none
-TYPES: dict[str, Any] = dict.fromkeys(FIELDS, str) | {
+TYPES: dict[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(FIELDS, str),
     "config": dict,
     "seed": int,
     "value": NUMBER,
@@ -118,7 +121,7 @@ def _row(line: str, path: Path, number: int) -> Row:
         ) from error
 
 
-def _interval(ends: list[Any] | None) -> tuple[float, float] | None:
+def _interval(ends: list[object] | None) -> tuple[float, float] | None:
     if ends is None:
         return None
     low, high = ends
@@ -127,7 +130,7 @@ def _interval(ends: list[Any] | None) -> tuple[float, float] | None:
     return low, high
 
 
-def _finite(value: Any) -> Any:
+def _finite(value: object) -> object:
     """JSON knows neither NaN nor infinity: they become null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
@@ -138,7 +141,7 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def select(rows: Iterable[Row], **wanted: Any) -> list[Row]:
+def select(rows: Iterable[Row], **wanted: object) -> list[Row]:
     """Rows whose fields are what is asked for; a set or list offers several.
 
     >>> row = Row("sine", "a", "quick", {}, "intention", 0, "mse", 0.1, x=5)
@@ -148,7 +151,7 @@ def select(rows: Iterable[Row], **wanted: Any) -> list[Row]:
     return [row for row in rows if all(_fits(getattr(row, name), value) for name, value in wanted.items())]
 
 
-def _fits(value: Any, wanted: Any) -> bool:
+def _fits(value: object, wanted: object) -> bool:
     return value in wanted if isinstance(wanted, set | list | tuple) else value == wanted
 
 

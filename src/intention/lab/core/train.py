@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from types import FrameType
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,8 +21,9 @@ from intention.lab.core.checkpoint import State
 from intention.lab.core.files import LabError
 from intention.lab.core.place import Place
 
-Sample = Callable[[int, torch.Generator], Any]  # (batch, generator) -> an Episode, the batch in front
-Loss = Callable[[nn.Module, Any], Tensor]
+Batch = TypeVar("Batch", bound=tuple[Tensor, ...])  # an Episode, say: the tasks in front
+Sample = Callable[[int, torch.Generator], Batch]  # (batch, generator) -> tasks
+Loss = Callable[[nn.Module, Batch], Tensor]
 Evaluate = Callable[[nn.Module], Mapping[str, float]]
 
 TASKS = 2_000_000  # seeds of training tasks begin here
@@ -77,8 +79,8 @@ class Plan:
 
 def train(
     model: nn.Module,
-    sample: Sample,
-    loss: Loss,
+    sample: Sample[Batch],
+    loss: Loss[Batch],
     plan: Plan,
     *,
     seed: int,
@@ -134,7 +136,7 @@ def _optimiser(model: nn.Module, plan: Plan) -> torch.optim.Optimizer:
     return torch.optim.Adam(weights, plan.learning_rate)
 
 
-def _step(model: nn.Module, state: State, sample: Sample, loss: Loss, plan: Plan) -> float:
+def _step(model: nn.Module, state: State, sample: Sample[Batch], loss: Loss[Batch], plan: Plan) -> float:
     for group in state.optimiser.param_groups:
         group["lr"] = plan.rate(state.step)
     state.optimiser.zero_grad(set_to_none=True)
@@ -200,7 +202,7 @@ def _interruptible() -> Iterator[list[int]]:
         yield noted
         return
 
-    def note(number: int, frame: Any) -> None:
+    def note(number: int, frame: FrameType | None) -> None:
         if noted:
             raise KeyboardInterrupt
         noted.append(number)

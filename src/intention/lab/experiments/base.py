@@ -8,11 +8,16 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from intention.lab.core.place import Place
-from intention.lab.core.results import Row
+from intention.lab.core.results import Json, Row
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+T = TypeVar("T")
 PRESETS = ("quick", "standard", "paper")
 
 # Colours of the report; they can be told apart on white, on black and by the colour-blind.
@@ -77,7 +82,7 @@ def label(model: str) -> str:
     return LABELS.get(model, model.replace("_", " "))
 
 
-def chooses(default: Any) -> Any:
+def chooses(default: T) -> T:
     """A field of a Config that says which runs there are, and changes none of them (models, seeds, sizes)."""
     return field(default=default, metadata={"chooses": True})
 
@@ -122,7 +127,7 @@ class Job:
     config: Any
     model: str
     seed: int
-    at: Mapping[str, Any] = field(default_factory=dict)
+    at: Json = field(default_factory=dict)
 
     @property
     def id(self) -> str:
@@ -132,17 +137,20 @@ class Job:
         return "-".join([*words, hashlib.sha256(used.encode()).hexdigest()[:8]])
 
 
-def relevant(config: Any, model: str) -> dict[str, Any]:
+def relevant(config: Any, model: str) -> Json:
     """The fields that a run of this model depends on: not what chooses runs, not the sizes of other models.
 
     A field whose value is a dataclass belongs to the model of its name.
     """
-    kept: dict[str, Any] = {}
+    kept: Json = {}
     for item in dataclasses.fields(config):
         value = getattr(config, item.name)
-        foreign = dataclasses.is_dataclass(value) and item.name != model
-        if not foreign and not item.metadata.get("chooses"):
-            kept[item.name] = dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value  # type: ignore[arg-type]
+        if item.metadata.get("chooses"):
+            continue
+        if not dataclasses.is_dataclass(value):
+            kept[item.name] = value
+        elif item.name == model and not isinstance(value, type):
+            kept[item.name] = dataclasses.asdict(value)
     return kept
 
 
@@ -157,7 +165,7 @@ class Measure:
     value: float | None
     x: float | None = None
     interval: tuple[float, float] | None = None
-    data: dict[str, Any] | None = None
+    data: Json | None = None
     model: str | None = None
 
 
@@ -184,7 +192,7 @@ class Plot:
 
     title: str
     caption: str
-    draw: Callable[[], Any] | None = None
+    draw: Callable[[], Figure] | None = None
     table: Sequence[Sequence[str]] | None = None
 
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from intention.lab.core.results import Row, estimate, estimate_log, select
 from intention.lab.experiments.base import COLOURS, label
 from intention.lab.experiments.compare import named
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
-def history_lines(axis: Any, rows: Sequence[Row], models: Sequence[str]) -> dict[str, tuple[float, float]]:
+
+def history_lines(axis: Axes, rows: Sequence[Row], models: Sequence[str]) -> dict[str, tuple[float, float]]:
     """Draw the seeds thin and their geometric mean thick; where the mean of each model ends (step, error)."""
     ends: dict[str, tuple[float, float]] = {}
     for model in [model for model in models if any(row.model == model for row in rows)]:
@@ -27,7 +30,7 @@ def history_lines(axis: Any, rows: Sequence[Row], models: Sequence[str]) -> dict
     return ends
 
 
-def line(axis: Any, model: str, lines: Mapping[int, Sequence[tuple[float, float]]], **style: Any) -> None:
+def line(axis: Axes, model: str, lines: Mapping[int, Sequence[tuple[float, float]]], **style: Any) -> None:
     """One line per seed, thin, and the mean over seeds, thick; a value that is not finite leaves a gap."""
     look = {"color": COLOURS.get(model, "black"), **style}
     for points in lines.values():

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from intention.lab.core.results import Json
 from intention.lab.experiments.base import MamlNet, Measure, Net, require
 from intention.lab.tasks import Episode
 
@@ -41,7 +42,7 @@ def task_errors(predicted: Tensor, episode: Episode) -> Tensor:
     return (predicted - episode.target).square().mean((-2, -1))  # one per task
 
 
-def over_tasks(metric: str, errors: Tensor, data: dict[str, Any], model: str | None = None) -> Measure:
+def over_tasks(metric: str, errors: Tensor, data: Json, model: str | None = None) -> Measure:
     """The mean over tasks and its 95% interval."""
     mean, half = float(errors.mean()), 1.96 * float(errors.std()) / len(errors) ** 0.5
     return Measure(metric, mean, None, (mean - half, mean + half), data, model)

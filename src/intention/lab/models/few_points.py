@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from intention import functional as F
+from intention.lab.models import output
 from intention.nn import LearnableAlpha
 
 
@@ -23,4 +24,4 @@ class FewPoints(nn.Module):
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         query, key, value = self.embed(query), self.embed(key), self.embed_value(value)
-        return F.intention(query, key, value, alpha=self.alpha(), solver="dual")  # type: ignore[return-value]
+        return output(F.intention(query, key, value, alpha=self.alpha(), solver="dual"))

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from intention import functional as F
+from intention.lab.models import output
 from intention.lab.tasks import Episode
 
 RIDGE_ALPHA = 0.1  # of "ridge on raw features"
@@ -17,4 +18,4 @@ def zero(episode: Episode) -> Tensor:
 
 
 def ridge(query: Tensor, key: Tensor, value: Tensor, alpha: float, *, intercept: bool) -> Tensor:
-    return F.intention(query, key, value, alpha=alpha, intercept=intercept)  # type: ignore[return-value]
+    return output(F.intention(query, key, value, alpha=alpha, intercept=intercept))

@@ -13,7 +13,7 @@ from intention.lab.paper.rows import NOT_PRINTED, SAME, UNPRINTED, UNPRINTED_LEN
 PI = 3.141592653589793
 
 
-def value(row: Row) -> Any:
+def value(row: Row) -> object:
     """Our value, read where the experiment reads it."""
     if not row.path:
         return row.expected
@@ -34,7 +34,7 @@ def table() -> list[list[str]]:
     return lines
 
 
-def in_words(value: Any) -> str:
+def in_words(value: object) -> str:
     """
     >>> in_words((128, 128, 1)), in_words(3e-4), in_words(50_000)
     ('[128, 128, 1]', '0.0003', '50000')

@@ -21,13 +21,13 @@ class Row(NamedTuple):
     section: str
     experiment: str
     name: str
-    printed: Any
+    printed: object
     path: str = ""
-    ours: Any = SAME
+    ours: object = SAME
     why: str = ""
 
     @property
-    def expected(self) -> Any:
+    def expected(self) -> object:
         return self.printed if self.ours is SAME else self.ours
 
 

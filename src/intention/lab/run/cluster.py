@@ -9,15 +9,22 @@ import logging
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from intention.lab.core.files import LabError
 from intention.lab.run.runner import Task
 
+if TYPE_CHECKING:
+    from distributed import Client
+
+
+T = TypeVar("T")
 SECONDS = 5.0  # to find the scheduler, and then a worker
 
 
-def run(tasks: Sequence[Task], address: str, work: Callable[..., Any], take: Callable[[int, Any], None]) -> None:
+def run(
+    tasks: Sequence[Task], address: str, work: Callable[[int, Task, None], T], take: Callable[[int, T | str], None]
+) -> None:
     """`work(index, task, None)` on the cluster; `take(index, result)` here as each ends, with a text if it failed.
 
     A killed worker's run is begun again by dask on another one (from its checkpoint if the workers share the folder),
@@ -52,7 +59,7 @@ def check(address: str) -> None:
 
 
 @contextmanager
-def _client(address: str) -> Iterator[Any]:
+def _client(address: str) -> Iterator[Client]:
     try:
         from distributed import Client
     except ImportError as error:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -145,9 +146,9 @@ def _track(batches: Iterable[Tensor], part: str) -> Iterable[Tensor]:
     return track(list(batches), part, disable=not sys.stdout.isatty(), transient=True)
 
 
-def _arrays(whole: data.Data, features: dict[str, Tensor]) -> dict[str, Any]:
+def _arrays(whole: data.Data, features: dict[str, Tensor]) -> dict[str, np.ndarray | list[str]]:
     """x, y and all classes; parts with classes of their own count these one after the other."""
-    arrays: dict[str, Any] = {}
+    arrays: dict[str, np.ndarray | list[str]] = {}
     names: list[str] = []
     for part, some in whole.parts.items():
         offset = len(names) if whole.by_class else 0

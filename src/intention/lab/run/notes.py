@@ -37,14 +37,14 @@ class Notes:
         except (OSError, ValueError):
             return None
 
-    def keep(self, index: int, outcome: Any) -> None:
+    def keep(self, index: int, outcome: object) -> None:
         """A result, before it is sent: it is not lost if another worker is killed while it is on its way."""
         part = self.folder / f"{index}.part"
         with contextlib.suppress(OSError):  # a full disk: the outcome is sent anyway
             part.write_bytes(pickle.dumps(outcome))
             os.replace(part, self.folder / f"{index}.end")
 
-    def kept(self, index: int) -> Any | None:
+    def kept(self, index: int) -> Any:
         try:
             return pickle.loads((self.folder / f"{index}.end").read_bytes())
         except OSError:

@@ -9,7 +9,11 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
 
 PLAIN_EVERY = 10.0  # seconds between plain lines
 REDRAW_EVERY = 0.5
@@ -108,7 +112,7 @@ class Display:
         self.tally, self.show = tally, show
         self.poll: Callable[[], None] = lambda: None
         self.closed = threading.Event()
-        self.bar: Any = None
+        self.bar: Progress | None = None
 
     def __enter__(self) -> Display:
         if self.show and sys.stdout.isatty():
@@ -123,7 +127,7 @@ class Display:
         self.closed.set()
         self.thread.join()
         if self.bar is not None:
-            self._draw()
+            self._draw(self.bar)
             self.bar.stop()
 
     def say(self, text: str) -> None:
@@ -140,15 +144,15 @@ class Display:
             with contextlib.suppress(OSError):  # a broken pipe or a poll that comes too late must not end the runs
                 self.poll()
                 if self.bar is not None:
-                    self._draw()
+                    self._draw(self.bar)
                 else:
                     self.say(f"{self.tally.done():4.0%}  {self.tally}")
 
-    def _draw(self) -> None:
-        self.bar.update(self.bar.task_ids[0], completed=self.tally.done(), text=str(self.tally))
+    def _draw(self, bar: Progress) -> None:
+        bar.update(bar.task_ids[0], completed=self.tally.done(), text=str(self.tally))
 
 
-def _bar() -> Any:
+def _bar() -> Progress:
     from rich.progress import BarColumn, Progress, TextColumn
 
     return Progress(

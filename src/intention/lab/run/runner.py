@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO
 
 import torch
 
@@ -55,7 +55,7 @@ class Task:
 
 def plan(
     experiment: Experiment,
-    config: Any,
+    config: object,
     preset: str,
     out: Path,
     *,
@@ -196,7 +196,7 @@ def claimed(out: Path) -> Iterator[None]:
         yield
 
 
-def _lock(file: Any, out: Path) -> None:
+def _lock(file: IO[str], out: Path) -> None:
     """Released when the file is closed, also by kill -9. Where the system has no such locks there are none."""
     try:
         import fcntl

@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from intention.lab.core import results
 from intention.lab.core.results import Row
@@ -21,7 +22,7 @@ SEED = 1000  # no seed of a published run
 FOLDER = Path(__file__).parents[1] / "searched"
 
 
-def jobs(experiment: Experiment, config: object) -> list[Job]:
+def jobs(experiment: Experiment, config: Any) -> list[Job]:
     """One run of the preset's length for each model and rate."""
     trained = [name for name in getattr(config, "models", ()) if hasattr(getattr(config, name, None), "learning_rate")]
     if not trained:
@@ -29,7 +30,7 @@ def jobs(experiment: Experiment, config: object) -> list[Job]:
     found: list[Job] = []
     for rate in LEARNING_RATES:
         nets = {name: replace(getattr(config, name), learning_rate=rate) for name in trained}
-        changed = dataclasses.replace(config, **nets, seeds=1)  # type: ignore[type-var]
+        changed = dataclasses.replace(config, **nets, seeds=1)
         found += [replace(job, seed=SEED) for job in experiment.jobs(changed) if job.model in nets]
     return found
 

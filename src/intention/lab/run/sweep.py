@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -215,7 +216,7 @@ def _interrupts(notes: Notes) -> Iterator[None]:
         yield
         return
 
-    def note(number: int, frame: Any) -> None:
+    def note(number: int, frame: FrameType | None) -> None:
         if notes.stopping:
             raise KeyboardInterrupt
         notes.stop()

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 from intention.lab.core.results import Row, select
 from intention.lab.experiments.anomaly.claims import ASKED, DEPTHS, PRINTED, RULES, Cell, cell, mean, percent, spread
 from intention.lab.experiments.anomaly.model import LABELS, MODELS
 from intention.lab.experiments.base import COLOURS, Plot
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 
 TITLES = {"unseen": "classes that training never saw", "seen": "other images of the classes of training"}
 LINES = {"cosine": "--", "nearest": ":", "whitened": "-."}
@@ -56,7 +60,7 @@ def _text(of: Cell) -> str:
     return percent(of) if of else "–"
 
 
-def draw_results(rows: Sequence[Row]) -> Any:
+def draw_results(rows: Sequence[Row]) -> Figure:
     """A column for each model, a panel for each kind of question."""
     from matplotlib.figure import Figure
 
@@ -84,7 +88,7 @@ def draw_results(rows: Sequence[Row]) -> Any:
     return figure
 
 
-def draw_history(rows: Sequence[Row]) -> Any:
+def draw_history(rows: Sequence[Row]) -> Figure:
     """A panel for each depth."""
     from matplotlib.figure import Figure
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from intention import functional as F
 from intention.lab.core.place import Place
+from intention.lab.core.results import Json
 from intention.lab.experiments.base import Job, Measure, chooses, require
 from intention.lab.experiments.computations_2d.claims import MODELS, claims, named
 from intention.lab.experiments.computations_2d.figures import plot
@@ -134,12 +135,12 @@ def distances(problem: Problem, query: Tensor, alphas: Sequence[float], repair: 
         yield Measure(f"distance to {limit}, {repair}", last, model=model, data=data)
 
 
-def relative(found: Tensor | tuple[Tensor, Any], wanted: Tensor) -> float:
+def relative(found: Tensor | tuple[Tensor, object], wanted: Tensor) -> float:
     assert isinstance(found, Tensor)
     return ((found - wanted).norm() / wanted.norm()).item()
 
 
-def figure_data(model: str, problem: Problem, reach: float, grid: int) -> dict[str, Any]:
+def figure_data(model: str, problem: Problem, reach: float, grid: int) -> Json:
     """What the figure draws: predictions and truth on a grid, row by row, and the context points."""
     side = torch.linspace(-reach, reach, grid, dtype=torch.float64)
     query = torch.cartesian_prod(side, side).unsqueeze(0)  # (1, grid * grid, 2): x is the slow index

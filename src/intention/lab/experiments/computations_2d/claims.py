@@ -136,7 +136,7 @@ def _limit(rows: Sequence[Row], model: str, limit: str, text: str, theorem: int)
     if not curves or None in slopes:
         return Claim(f"As α → ∞ {text} up to a rescaling of queries", f"theorem 2.{theorem}", "", UNTESTED)
     slope, last = estimate(slopes), estimate_log([row.value for row in curves])
-    widest = curves[0].data["alpha"][-1]  # type: ignore[index]
+    widest = (curves[0].data or {})["alpha"][-1]
     sure = slope.low > -1.05 and slope.high < -0.95 and last.high < 1e-2
     likely = abs(slope.mean + 1) < 0.05 and last.mean < 1e-2
     verdict = "holds" if sure else "partly" if likely else "does not hold"

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
-from intention.lab.core.results import Row, estimate_log, select
+from intention.lab.core.results import Json, Row, estimate_log, select
 from intention.lab.experiments.base import COLOURS, Plot, label
 from intention.lab.experiments.computations_2d.claims import MODELS, REPAIR_NAMES, known, named, over_seeds
 from intention.lab.experiments.computations_2d.task import REPAIRS, SQUARES
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 
 THINNED = 3  # every third point of the grid is drawn in the scatters
 
@@ -61,7 +66,7 @@ def _table(rows: Sequence[Row]) -> list[list[str]]:
     return table
 
 
-def draw_maps(maps: Mapping[tuple[str, str], Any], titles: Mapping[tuple[str, str], float | None]) -> Any:
+def draw_maps(maps: Mapping[tuple[str, str], Json], titles: Mapping[tuple[str, str], float | None]) -> Figure:
     """Four columns, one per computation; maps in rows 1 and 3, true against predicted in rows 2 and 4.
 
     Every map has its own colours, or σIntention's would be white: the range of its values is printed above it.
@@ -98,7 +103,7 @@ def _short(value: float) -> str:
     return f"{value:.0f}" if abs(value) >= 10 else f"{value:.2g}"
 
 
-def _map(axis: Any, data: Mapping[str, Any]) -> None:
+def _map(axis: Axes, data: Json) -> None:
     grid, reach = data["grid"], data["reach"]
     predicted = data["predicted"]
     image = [[predicted[x * grid + y] for x in range(grid)] for y in range(grid)]
@@ -110,7 +115,7 @@ def _map(axis: Any, data: Mapping[str, Any]) -> None:
     axis.tick_params(labelsize=6)
 
 
-def draw_limits(curves: Sequence[Row]) -> Any:
+def draw_limits(curves: Sequence[Row]) -> Figure:
     """Relative distance of each Intention to its limits, over alpha."""
     from matplotlib.figure import Figure
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
+from intention.lab.core.results import Json
 from intention.lab.core.train import Plan
 from intention.lab.experiments.base import chooses, require
 
@@ -165,7 +166,7 @@ class Config:
 
 
 # what the quick presets of all few-shot experiments change
-SHORT: dict[str, Any] = {
+SHORT: Json = {
     "precision": "float32",
     "width": 16,
     "queries": 5,

@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 from intention.lab.core.results import Row, estimate, select
 from intention.lab.experiments.base import COLOURS, Plot, label
 from intention.lab.experiments.fewshot.config import ACCURACY, BEFORE, MODELS, SEEN, UNSEEN, VALIDATION
 from intention.lab.experiments.fewshot.judge import percent, seeds_of, set_name, sets, steps_of, trained
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 
 Numbers = Mapping[str, str]  # model -> what the paper has
 TABLE_1 = {
@@ -91,22 +95,21 @@ def mean(rows: Sequence[Row]) -> str:
     return f"{100 * found.mean:.1f}%" + ("" if math.isnan(found.low) else f" [{low:.1f}, {high:.1f}]")
 
 
-def draw_history(rows: Sequence[Row]) -> Any:
+def draw_history(rows: Sequence[Row]) -> Figure:
     """Accuracy on the validation classes against training steps."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.5, 4.2), layout="constrained")
     axes = figure.subplots()
     for model in MODELS:
-        own = [
-            row for row in select(rows, metric=VALIDATION, model=model) if row.x is not None and row.value is not None
-        ]
-        for seed in sorted({row.seed for row in own}):
-            line = sorted((row.x, 100 * row.value) for row in own if row.seed == seed)  # type: ignore[operator]
+        found = select(rows, metric=VALIDATION, model=model)
+        known = [(row.seed, row.x, row.value) for row in found if row.x is not None and row.value is not None]
+        for seed in sorted({seed for seed, _, _ in known}):
+            line = sorted((x, 100 * value) for own, x, value in known if own == seed)
             axes.plot(*zip(*line, strict=True), color=COLOURS[model], linewidth=0.6, alpha=0.5)
-        steps = sorted({row.x for row in own if row.x is not None})
+        steps = sorted({x for _, x, _ in known})
         if steps:
-            means = [100 * estimate([row.value for row in select(own, x=step)]).mean for step in steps]
+            means = [100 * estimate([value for _, x, value in known if x == step]).mean for step in steps]
             axes.plot(steps, means, color=COLOURS[model], linewidth=2, label=label(model))
     axes.set(xlabel="training steps", ylabel="validation accuracy, %")
     figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8)

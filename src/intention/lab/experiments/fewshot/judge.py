@@ -9,9 +9,8 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
-from intention.lab.core.results import Row, select
+from intention.lab.core.results import Json, Row, select
 from intention.lab.experiments.base import Claim, data_name, label
 from intention.lab.experiments.compare import UNTESTED, together
 from intention.lab.experiments.fewshot.config import ACCURACY
@@ -63,7 +62,7 @@ def trained(rows: Sequence[Row]) -> str:
     return f"{config.get('steps')} steps × {config.get('batch')} episodes, {encoder} of width {config.get('width')}"
 
 
-def steps_of(config: Mapping[str, Any], model: str) -> int:
+def steps_of(config: Json, model: str) -> int:
     """Of this model; one of them is trained longer than the others."""
     own = config.get(model)
     return int(config.get("steps", 0)) * int(own.get("times", 1) if isinstance(own, Mapping) else 1)

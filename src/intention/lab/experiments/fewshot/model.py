@@ -16,6 +16,7 @@ from torch.nn import functional as nnf
 from intention import discriminant, kernels
 from intention import functional as F
 from intention.lab.experiments.fewshot.task import Shots
+from intention.lab.models import output
 from intention.lab.models.attention import WideAttention
 from intention.lab.models.encoders import Encoder, normalise
 from intention.nn import Intention, LearnableAlpha, mlp
@@ -152,8 +153,8 @@ class SigmaVote(nn.Module):
         self.sharpness = nn.Parameter(torch.tensor(math.log(SHARPNESS)))
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        votes = F.sigma_intention(query * self.sharpness.exp(), key, value, alpha=self.alpha())
-        return votes.clamp(min=1e-6).log()  # type: ignore[union-attr]
+        votes = output(F.sigma_intention(query * self.sharpness.exp(), key, value, alpha=self.alpha()))
+        return votes.clamp(min=1e-6).log()
 
 
 class Attention(nn.Module):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from intention import kernels
 from intention.lab import data
 from intention.lab.core.place import Place
+from intention.lab.core.results import Json
 from intention.lab.core.train import train
 from intention.lab.experiments.base import Job, Measure
 from intention.lab.experiments.episodes import over_tasks
@@ -93,7 +94,7 @@ def build(config: Config, model: str, pool: Pool, latent: int | None = None) -> 
         latent = latent or FEATURES
     if model == "pretrained":
         return fewshot.Pretrained(encoder, d, latent, len(pool.sizes), config.alpha)
-    heads: Mapping[str, Any] = {
+    heads: Mapping[str, Callable[[], nn.Module]] = {
         "intention": partial(fewshot.LsSvm, config.alpha, "mse"),
         "intention_longer": partial(fewshot.LsSvm, config.alpha, "mse"),
         "intention_ce": partial(fewshot.LsSvm, config.alpha, "cross-entropy"),
@@ -122,10 +123,13 @@ def _encoder(config: Config, x: Tensor, running: bool, round_up: bool) -> tuple[
     """None for features."""
     if x.dim() == 2:
         return None, x.shape[1]
-    more: dict[str, Any] = {"running": running, "round_up": round_up}
-    if config.encoder == "resnet12":
-        more = {"dropblock": config.dropblock}
-    built = encoders.build(config.encoder, x.shape[1], x.shape[-1], config.width, config.precision, **more)
+    built = encoders.build(
+        config.encoder,
+        *(x.shape[1], x.shape[-1], config.width, config.precision),
+        running=running,
+        round_up=round_up,
+        dropblock=config.dropblock,
+    )
     return built, built.d
 
 
@@ -135,9 +139,7 @@ def validate(pool: Pool, config: Config, episodes: int, seed: int, model: nn.Mod
 
 
 @torch.no_grad()
-def judge(
-    model: nn.Module, pool: Pool, config: Config, seed: int, metric: str, about: dict[str, Any] | None = None
-) -> Measure:
+def judge(model: nn.Module, pool: Pool, config: Config, seed: int, metric: str, about: Json | None = None) -> Measure:
     """Mean and interval over test episodes; these are the same for all models of a seed."""
     model.eval()
     right = correct(model, pool, config, config.evaluation_episodes, TESTS + seed)
@@ -159,10 +161,10 @@ def correct(model: nn.Module, pool: Pool, config: Config, episodes: int, seed: i
     return torch.cat(found)
 
 
-def _learnt(model: nn.Module, history: list[dict[str, float]]) -> dict[str, Any]:
+def _learnt(model: nn.Module, history: list[dict[str, float]]) -> Json:
     """What there is to say of a trained model besides its accuracy."""
     best = max(entry[VALIDATION] for entry in history)
-    about: dict[str, Any] = {
+    about: Json = {
         "chosen step": max(int(entry["step"]) for entry in history if entry[VALIDATION] == best),
         "parameters": sum(weight.numel() for weight in model.parameters()),
     }

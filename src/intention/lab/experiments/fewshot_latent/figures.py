@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 from intention.lab.core.results import Row, estimate, select
 from intention.lab.experiments.base import COLOURS, Plot, label
@@ -12,6 +12,9 @@ from intention.lab.experiments.fewshot.config import ACCURACY, BEFORE, MODELS
 from intention.lab.experiments.fewshot.figures import PER_SEED, about, mean
 from intention.lab.experiments.fewshot.judge import percent, seeds_of, sets
 from intention.lab.experiments.fewshot_latent.claims import latents, of_latent
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def plot(rows: Sequence[Row]) -> list[Plot]:
@@ -42,7 +45,7 @@ def table_latent(rows: Sequence[Row]) -> list[list[str]]:
     return [head, *body]
 
 
-def draw_latent(rows: Sequence[Row]) -> Any:
+def draw_latent(rows: Sequence[Row]) -> Figure:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.5, 3.6), layout="constrained")
@@ -52,15 +55,15 @@ def draw_latent(rows: Sequence[Row]) -> Any:
     models = [model for model in MODELS if select(found, model=model)]
     for place, model in enumerate(models):
         own = {latent: _finite(of_latent(select(found, model=model), latent)) for latent in sizes}
-        line = [(latent, estimate([row.value for row in some]).mean) for latent, some in own.items() if some]
+        line = [(latent, estimate([value for _, value in some]).mean) for latent, some in own.items() if some]
         axes.plot([x for x, _ in line], [100 * y for _, y in line], color=COLOURS[model], label=label(model))
         for latent, some in own.items():
-            for number, row in enumerate(some):
+            for number, (row, value) in enumerate(some):
                 # beside each other around the size: the axis is logarithmic
                 x = latent * 1.04 ** (place * len(some) + number - (len(models) * len(some) - 1) / 2)
-                low, high = row.interval or (row.value, row.value)
+                low, high = row.interval or (value, value)
                 axes.plot([x, x], [100 * low, 100 * high], color=COLOURS[model], linewidth=1)
-                axes.plot([x], [100 * row.value], "o", color=COLOURS[model], markersize=4)
+                axes.plot([x], [100 * value], "o", color=COLOURS[model], markersize=4)
     axes.set(xscale="log", xlabel="size of e_H", ylabel="accuracy, %")
     axes.set_xticks(sizes, [str(size) for size in sizes])
     axes.minorticks_off()
@@ -68,5 +71,5 @@ def draw_latent(rows: Sequence[Row]) -> Any:
     return figure
 
 
-def _finite(rows: Sequence[Row]) -> list[Any]:
-    return [row for row in rows if row.value is not None]
+def _finite(rows: Sequence[Row]) -> list[tuple[Row, float]]:
+    return [(row, row.value) for row in rows if row.value is not None]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from intention.lab.core.results import Estimate, Row, estimate_log, select
 from intention.lab.experiments.base import Claim
@@ -54,7 +53,7 @@ def worst(rows: Sequence[Row], model: str) -> tuple[Estimate, int] | None:
     return estimate_log([most for most, _ in found.values()]), max(found.values())[1]
 
 
-def _from(own: list[float], floor: list[float], dims: int) -> Any:
+def _from(own: list[float], floor: list[float], dims: int) -> list[tuple[int, tuple[float, float]]]:
     return list(enumerate(zip(own, floor, strict=True)))[dims:]
 
 

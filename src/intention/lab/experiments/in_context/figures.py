@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 from intention.lab.core.results import Row, estimate_log, select
 from intention.lab.experiments.base import Plot
@@ -14,6 +14,10 @@ from intention.lab.experiments.drawing import history, line
 from intention.lab.experiments.in_context.claims import by_position, worst
 from intention.lab.experiments.in_context.model import MODELS
 from intention.lab.experiments.sequences import about
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 
 CLOSED = ("ridge", "zero")
 
@@ -43,7 +47,7 @@ def table(rows: Sequence[Row]) -> list[list[str]]:
     return [["", "MSE", "times exact ridge, at the worst position"], *body]
 
 
-def draw(rows: Sequence[Row]) -> Any:
+def draw(rows: Sequence[Row]) -> Figure:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.5, 4.2), layout="constrained")
@@ -61,7 +65,7 @@ def draw(rows: Sequence[Row]) -> Any:
     return figure
 
 
-def draw_history(rows: Sequence[Row]) -> Any:
+def draw_history(rows: Sequence[Row]) -> Figure:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.5, 3.6), layout="constrained")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import torch
 from torch import Tensor, nn
 
 from intention import causal_intention
 from intention import functional as F
 from intention.lab.experiments.in_context.task import Pairs, before
+from intention.lab.models import output
 from intention.nn import LearnableAlpha
 from intention.nn.language import CausalLayer
 from intention.nn.mixers import make_mixer
@@ -43,7 +46,7 @@ class Shell(nn.Module):
         super().__init__()
         self.embed = nn.Linear(2 * dims + 1, width)
         self.layers = nn.ModuleList(
-            CausalLayer(width, make_mixer(mixer, width, heads, batch_first=True), 4 * width, 0.0)  # type: ignore[arg-type]
+            CausalLayer(width, cast(Any, make_mixer(mixer, width, heads, batch_first=True)), 4 * width, 0.0)
             for _ in range(layers)
         )
         self.norm = nn.LayerNorm(width)
@@ -73,5 +76,5 @@ def build(name: str, dims: int, *, width: int, heads: int, layers: int, alpha: f
 def ridge(pairs: Pairs, noise: float) -> Tensor:
     """The mean of y given all that was seen: ridge with alpha = the variance of the noise, in float64."""
     x, y = pairs.x.double(), pairs.y.double()
-    out: Tensor = F.intention(x, before(x), before(y), alpha=noise**2, is_causal=True)  # type: ignore[assignment]
+    out = output(F.intention(x, before(x), before(y), alpha=noise**2, is_causal=True))
     return out.to(pairs.y.dtype)

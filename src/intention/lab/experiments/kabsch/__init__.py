@@ -6,12 +6,13 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from intention.lab.core.files import LabError
+from intention.lab.core.results import Json
 from intention.lab.core.train import SCHEDULES, Plan, train
 from intention.lab.experiments.base import Job, Measure, Net, Place, chooses, require
 from intention.lab.experiments.episodes import check_net, loss, numbers, over_tasks, predict_in_parts, task_errors
@@ -145,7 +146,7 @@ PRESETS = {"quick": replace(STANDARD, steps=1500), "standard": STANDARD, "paper"
 
 def jobs(config: Config) -> Iterable[Job]:
     """A cloud is read here, so that a file that does not serve fails before any work. Its digest names the run."""
-    at: dict[str, Any] = {"dims": config.dims}
+    at: Json = {"dims": config.dims}
     shown = at
     if config.cloud:
         cloud = clouds.load_cloud(config.cloud)

@@ -7,7 +7,6 @@ import re
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -118,7 +117,7 @@ def load_cloud(path: str | Path) -> Cloud:
     return normalised(points, str(path))
 
 
-def normalised(points: Any, name: str) -> Cloud:
+def normalised(points: np.ndarray, name: str) -> Cloud:
     """Checked, shifted to mean 0 and scaled to variance 1."""
     if points.ndim != 2 or points.shape[1] not in (2, 3):
         raise LabError(
@@ -144,7 +143,7 @@ def normalised(points: Any, name: str) -> Cloud:
     return Cloud(inner, torch.from_numpy(centre).float(), size, Path(name).name)
 
 
-def _read_numpy(path: Path) -> Any:
+def _read_numpy(path: Path) -> np.ndarray:
     """Never unpickles: what came from elsewhere must not run."""
     try:
         with path.open("rb") as file:
@@ -160,7 +159,7 @@ def _read_numpy(path: Path) -> Any:
         ) from error
 
 
-def _choose(arrays: dict[str, Any], path: Path) -> Any:
+def _choose(arrays: dict[str, np.ndarray], path: Path) -> np.ndarray:
     """The array of an npz that holds the points: by its name, or the only one of the right shape."""
     for name in NAMES:
         if name in arrays:
@@ -172,7 +171,7 @@ def _choose(arrays: dict[str, Any], path: Path) -> Any:
     return arrays[fits[0]]
 
 
-def _read_csv(path: Path) -> Any:
+def _read_csv(path: Path) -> np.ndarray:
     """Numbers separated by commas, semicolons or blanks; a heading may name the columns x, y and z."""
     lines = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines()]
     rows = [(number, re.split(r"\s*[,;]\s*|\s+", line)) for number, line in enumerate(lines, 1) if line]
@@ -213,7 +212,7 @@ PLY_TYPES = {
 }
 
 
-def _read_ply(path: Path) -> Any:
+def _read_ply(path: Path) -> np.ndarray:
     """The vertices x, y (, z) of an ascii or binary_little_endian file, whatever else it holds."""
     content = path.read_bytes()
     end = re.search(rb"end_header\r?\n", content)
@@ -228,7 +227,7 @@ def _read_ply(path: Path) -> Any:
         if form == "ascii":
             words = np.array(body.split(None, size)[:size], dtype=np.float64)
             return words.reshape(count, len(fields))[:, columns]
-        table: Any = np.frombuffer(body, np.dtype(fields), count)
+        table = np.frombuffer(body, np.dtype(fields), count)
     except ValueError as error:
         raise LabError(f"{path} does not hold its {count} vertices: {error}; write the file again") from error
     return np.stack([table[fields[column][0]].astype(np.float64) for column in columns], -1)

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
-from intention.lab.core.results import Row, estimate_log, select
+from intention.lab.core.results import Json, Row, estimate_log, select
 from intention.lab.experiments.base import COLOURS, Plot, label
 from intention.lab.experiments.compare import by_model, named
 from intention.lab.experiments.drawing import history_lines
 from intention.lab.experiments.kabsch.claims import DIMS, of
 from intention.lab.experiments.kabsch.model import MODELS
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 
 LINES = {"zero": (0, (1, 3)), "affine": "--", "umeyama": ":"}
 TURN = ((0.94, 0.0, 0.34), (0.12, 0.94, -0.33))  # how clouds of 3-D points are looked at: right and up
@@ -45,7 +49,7 @@ def plot(rows: Sequence[Row]) -> list[Plot]:
     return plots
 
 
-def draw_history(rows: Sequence[Row], dims: int) -> Any:
+def draw_history(rows: Sequence[Row], dims: int) -> Figure:
     """Error against training steps; the legend has the last mean of each line, closed forms are horizontal."""
     from matplotlib.figure import Figure
 
@@ -66,7 +70,7 @@ def draw_history(rows: Sequence[Row], dims: int) -> Any:
     return figure
 
 
-def draw_cloud(data: dict[str, Any]) -> Any:
+def draw_cloud(data: Json) -> Figure:
     """The cloud, its target, what was observed, what was predicted; all panels have the same scale."""
     import numpy as np
     from matplotlib.figure import Figure

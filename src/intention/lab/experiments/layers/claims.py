@@ -118,12 +118,8 @@ def _growth(rows: Sequence[Row]) -> Claim:
     for model in MODELS[:-1]:
         powers = []
         for seed in sorted({row.seed for row in select(rows, model=model)}):
-            found = [
-                row
-                for row in select(rows, model=model, metric="layers", seed=seed)
-                if row.value and row.x and row.x >= 5
-            ]
-            pairs = [(math.log(row.x), math.log(row.value)) for row in found]  # type: ignore[arg-type]
+            found = select(rows, model=model, metric="layers", seed=seed)
+            pairs = [(math.log(row.x), math.log(row.value)) for row in found if row.value and row.x and row.x >= 5]
             if len(pairs) > 1:
                 powers.append(statistics.linear_regression(*zip(*pairs, strict=True)).slope)
         if powers:

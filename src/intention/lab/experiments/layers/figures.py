@@ -5,11 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from intention.lab.core.results import Row, select
 from intention.lab.experiments.base import COLOURS, Plot
 from intention.lab.experiments.layers.claims import MODELS, NAMES, layers_at, over_seeds
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 
 LINE_COLOURS = {
     "step_l": COLOURS["attention"],
@@ -20,7 +24,10 @@ LINE_COLOURS = {
 }
 
 LOWEST = 1e-7  # of the gap that is drawn
-RING: dict[str, Any] = {"markersize": 10, "markerfacecolor": "none"}  # learned steps often need as many as Chebyshev's
+RING: dict[str, Any] = {
+    "markersize": 10,
+    "markerfacecolor": "none",
+}  # learned steps often need as many as Chebyshev's
 
 Points = Sequence[tuple[float, float]]
 
@@ -74,7 +81,7 @@ def _cell(rows: Sequence[Row], model: str, kappa: float) -> str:
     return found if model in ("learned", "intention") else f"{found} ({worst})"
 
 
-def draw_layers(points: Mapping[str, Points], worst: Mapping[str, Points], missed: Mapping[str, Points]) -> Any:
+def draw_layers(points: Mapping[str, Points], worst: Mapping[str, Points], missed: Mapping[str, Points]) -> Figure:
     """Layers over kappa: points are measured, lines the worst case, crosses the deepest stack where none was enough."""
     from matplotlib.figure import Figure
 
@@ -94,7 +101,7 @@ def draw_layers(points: Mapping[str, Points], worst: Mapping[str, Points], misse
     return figure
 
 
-def draw_gaps(curves: Mapping[str, Mapping[str, Sequence[float]]]) -> Any:
+def draw_gaps(curves: Mapping[str, Mapping[str, Sequence[float]]]) -> Figure:
     """What is left of the gap over layers; what lies far below the axis is written at its lower end."""
     from matplotlib.figure import Figure
 

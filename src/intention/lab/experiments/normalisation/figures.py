@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 from intention.lab.core.results import Row
 from intention.lab.experiments.base import Plot
 from intention.lab.experiments.normalisation.claims import curves, value_of
 from intention.lab.experiments.normalisation.model import MODELS, exact
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 
 NAMES = {
     "unscaled": "unscaled",
@@ -35,7 +40,7 @@ def plot(rows: Sequence[Row]) -> list[Plot]:
 
 def draw_variances(
     found: Mapping[str, Mapping[int, Sequence[tuple[int, float]]]], exact: Callable[[int, int], float]
-) -> Any:
+) -> Figure:
     """One panel per map: variance over d, a line for each N; `found` by map, then N, holds (d, variance)."""
     from matplotlib.figure import Figure
 
@@ -59,7 +64,7 @@ def draw_variances(
     return figure
 
 
-def _draw_exact(axis: Any, n: int, last: int, exact: Callable[[int, int], float], scaled: bool) -> None:
+def _draw_exact(axis: Axes, n: int, last: int, exact: Callable[[int, int], float], scaled: bool) -> None:
     """Two branches; between them the value is infinite."""
     for branch in (range(1, n - 1), range(n + 2, last + 1)):
         axis.plot(branch, [exact(n, d) * (d if scaled else 1) for d in branch], color="black", linewidth=0.7)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from intention.lab import data
 from intention.lab.core.files import LabError
+from intention.lab.core.results import Json
 from intention.lab.core.train import Plan, train
 from intention.lab.experiments.base import Job, MamlNet, Measure, Net, Place, chooses, require
 from intention.lab.experiments.episodes import check_one_number, loss
@@ -170,7 +171,7 @@ def run(job: Job, place: Place) -> Iterator[Measure]:
     sample = partial(pixels.sample, seen, points=config.points, queries=config.queries)
     train(model, sample, loss, config.plan(job.model), seed=job.seed, place=place)
     yield from _errors(_answers(model, tests), tests, "mse")
-    drawn: dict[str, Any] = {"before": before, "after": _pictures(_answers(model, shown))}
+    drawn: Json = {"before": before, "after": _pictures(_answers(model, shown))}
     most = shown[max(shown)]
     drawn |= {"truth": picture(most.target), "observed": most.key.flatten().tolist()}
     yield Measure("pictures", None, data=drawn)

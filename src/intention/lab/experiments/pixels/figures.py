@@ -5,11 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
-from intention.lab.core.results import Row, estimate_log, select
+from intention.lab.core.results import Json, Row, estimate_log, select
 from intention.lab.experiments.base import COLOURS, Plot, label
 from intention.lab.experiments.pixels.claims import LINEAR, MEAN, NEAREST, SMALL, TRAINED, points, sets
+
+if TYPE_CHECKING:
+    import numpy as np
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.typing import LineStyleType
+
 
 REFERENCES = {MEAN: (0, (1, 3)), NEAREST: ":", LINEAR: (0, (4, 1, 1, 1))}
 METRICS = {"mse": "-", "mse before training": "--"}
@@ -42,7 +49,7 @@ def table(rows: Sequence[Row]) -> list[list[str]]:
     return [["", *(f"{x:g} pixels" for x in points(rows))], *body]
 
 
-def draw_errors(rows: Sequence[Row]) -> Any:
+def draw_errors(rows: Sequence[Row]) -> Figure:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.5, 4.2), layout="constrained")
@@ -66,7 +73,7 @@ def draw_errors(rows: Sequence[Row]) -> Any:
     return figure
 
 
-def _line(axes: Any, rows: Sequence[Row], model: str, trained: bool, style: Any) -> list[float]:
+def _line(axes: Axes, rows: Sequence[Row], model: str, trained: bool, style: LineStyleType) -> list[float]:
     x = sorted({row.x for row in rows if row.x is not None})
     y = [estimate_log([row.value for row in select(rows, x=at)]) for at in x]
     colour = COLOURS.get(model, COLOURS["intention"] if model == SMALL else "black")
@@ -77,7 +84,7 @@ def _line(axes: Any, rows: Sequence[Row], model: str, trained: bool, style: Any)
     return [e.mean for e in y]
 
 
-def draw_pictures(rows: Sequence[Row]) -> Any:
+def draw_pictures(rows: Sequence[Row]) -> Figure:
     """Rows: models; columns: numbers of observed pixels, before training and after it. On top: what is observed."""
     from matplotlib.figure import Figure
 
@@ -107,7 +114,7 @@ def draw_pictures(rows: Sequence[Row]) -> Any:
     return figure
 
 
-def unpack(digits: str) -> Any:
+def unpack(digits: str) -> np.ndarray:
     """The square image whose pixels are pairs of hexadecimal digits, in [0, 1]."""
     import numpy as np
 
@@ -115,7 +122,7 @@ def unpack(digits: str) -> Any:
     return flat.reshape(math.isqrt(len(flat)), -1)
 
 
-def observed(data: dict[str, Any], number: int) -> Any:
+def observed(data: Json, number: int) -> np.ndarray:
     """The truth where it is observed, blue elsewhere."""
     import numpy as np
 

@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from intention.lab.core.results import Json
 from intention.lab.core.train import SCHEDULES, Plan, train
 from intention.lab.experiments.base import Job, Measure, Net, Place, chooses, require
 from intention.lab.experiments.episodes import check_net, loss, numbers, over_tasks, predict_in_parts, task_errors
@@ -153,7 +153,7 @@ def run(job: Job, place: Place) -> Iterator[Measure]:
     yield Measure("examples", None, data={"reward": reward, **_examples(held_out, predicted, config.width)})
 
 
-def _examples(episode: Episode, predicted: Tensor, width: float) -> dict[str, Any]:
+def _examples(episode: Episode, predicted: Tensor, width: float) -> Json:
     """The first tasks, for the picture."""
     return {
         "observed": numbers(episode.key[:EXAMPLES]),

@@ -5,15 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
-from intention.lab.core.results import Row, estimate_log, select
+from intention.lab.core.results import Json, Row, estimate_log, select
 from intention.lab.experiments.base import COLOURS, Plot, label
 from intention.lab.experiments.compare import by_model, errors, named
 from intention.lab.experiments.drawing import history_lines
 from intention.lab.experiments.policy.claims import final, of_reward
 from intention.lab.experiments.policy.model import MODELS
 from intention.lab.experiments.policy.task import REWARDS
+
+if TYPE_CHECKING:
+    import numpy as np
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 
 LINES = {"zero": "--", "ridge_raw": ":"}  # the exact closed forms lie far off the axis
 ZOOM = 0.75  # half the side of the lower panels
@@ -23,7 +29,7 @@ def history(rows: Sequence[Row], reward: str) -> list[Row]:
     return of_reward(select(rows, metric="mse during training"), reward)
 
 
-def examples(rows: Sequence[Row], reward: str) -> dict[str, dict[str, Any]]:
+def examples(rows: Sequence[Row], reward: str) -> dict[str, Json]:
     """The stored tasks of each model, of the first seed that all of the models ran with."""
     shown = of_reward(select(rows, metric="examples"), reward)
     if not shown:
@@ -65,7 +71,7 @@ def _exact(rows: Sequence[Row], reward: str) -> str:
     return f"{reward} reward, {text}" if text else ""
 
 
-def draw_results(rows: Sequence[Row]) -> Any:
+def draw_results(rows: Sequence[Row]) -> Figure:
     """One panel per reward; a dot per seed, a bar for the interval of their geometric mean."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import NullFormatter
@@ -102,7 +108,7 @@ def draw_results(rows: Sequence[Row]) -> Any:
     return figure
 
 
-def draw_history(groups: Mapping[str, Sequence[Row]]) -> Any:
+def draw_history(groups: Mapping[str, Sequence[Row]]) -> Figure:
     """Error against training steps, one panel per group of rows; thin lines are seeds."""
     from matplotlib.figure import Figure
 
@@ -115,7 +121,7 @@ def draw_history(groups: Mapping[str, Sequence[Row]]) -> Any:
     return figure
 
 
-def draw_examples(shown: dict[str, dict[str, Any]], reward: str) -> Any:
+def draw_examples(shown: dict[str, Json], reward: str) -> Figure:
     """Four tasks, and below each a window around its target."""
     import numpy as np
     from matplotlib.figure import Figure
@@ -146,7 +152,7 @@ def draw_examples(shown: dict[str, dict[str, Any]], reward: str) -> Any:
     return figure
 
 
-def _reward(axis: Any, target: Any, width: float) -> None:
+def _reward(axis: Axes, target: np.ndarray, width: float) -> None:
     """Circles where the Gaussian has fallen to 9/10, 6/10, 3/10 and 1/10."""
     from matplotlib.patches import Circle
 
@@ -155,5 +161,5 @@ def _reward(axis: Any, target: Any, width: float) -> None:
         axis.add_patch(Circle(tuple(target), radius, fill=False, edgecolor="#999999", linewidth=0.8))
 
 
-def _window(axis: Any, middle: Any, half: float) -> None:
+def _window(axis: Axes, middle: np.ndarray, half: float) -> None:
     axis.set(xlim=(middle[0] - half, middle[0] + half), ylim=(middle[1] - half, middle[1] + half))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 from intention.lab.core.results import Row, estimate, select
 from intention.lab.experiments.base import Plot
@@ -12,6 +12,10 @@ from intention.lab.experiments.compare import named
 from intention.lab.experiments.drawing import history, line
 from intention.lab.experiments.recall.claims import accuracies, cells
 from intention.lab.experiments.sequences import MIXERS, about, texts
+
+if TYPE_CHECKING:
+    import numpy as np
+    from matplotlib.figure import Figure
 
 
 def plot(rows: Sequence[Row]) -> list[Plot]:
@@ -42,7 +46,7 @@ def table(rows: Sequence[Row]) -> list[list[str]]:
     return [heading, *body]
 
 
-def draw(rows: Sequence[Row]) -> Any:
+def draw(rows: Sequence[Row]) -> Figure:
     """One panel per width."""
     figure, axes, widths = _panels(select(rows, metric="accuracy"))
     numbers = sorted({pairs for _, pairs in cells(rows)})
@@ -61,7 +65,7 @@ def draw(rows: Sequence[Row]) -> Any:
     return _legend(figure, axes, "right answers")
 
 
-def draw_history(rows: Sequence[Row]) -> Any:
+def draw_history(rows: Sequence[Row]) -> Figure:
     figure, axes, widths = _panels(select(rows, metric="accuracy during training"))
     for axis, width in zip(axes, widths, strict=True):
         found = history([row for row in rows if about(row, "width") == width], "accuracy during training")
@@ -71,7 +75,7 @@ def draw_history(rows: Sequence[Row]) -> Any:
     return _legend(figure, axes, "right answers")
 
 
-def _panels(rows: Sequence[Row]) -> tuple[Any, Any, list[int]]:
+def _panels(rows: Sequence[Row]) -> tuple[Figure, np.ndarray, list[int]]:
     from matplotlib.figure import Figure
 
     widths = texts(rows, "width")
@@ -79,7 +83,7 @@ def _panels(rows: Sequence[Row]) -> tuple[Any, Any, list[int]]:
     return figure, figure.subplots(1, len(widths), sharey=True, squeeze=False)[0], widths
 
 
-def _legend(figure: Any, axes: Any, quantity: str) -> Any:
+def _legend(figure: Figure, axes: np.ndarray, quantity: str) -> Figure:
     axes[0].set_ylabel(quantity)
     handles = {name: handle for axis in axes for handle, name in zip(*axis.get_legend_handles_labels(), strict=True)}
     figure.legend(handles.values(), handles, loc="outside lower center", ncols=5, frameon=False, fontsize=8)

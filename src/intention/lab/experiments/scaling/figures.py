@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from intention.lab.core.results import Row, estimate_log, select
 from intention.lab.experiments.base import COLOURS, Plot, label
-from intention.lab.experiments.scaling.sizes import Needed, growth, in_words, needed
+from intention.lab.experiments.scaling.sizes import Need, Needed, growth, in_words, needed
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 
 REFERENCE = "least_squares"  # no training: Intention on the raw pairs
 
@@ -33,11 +38,11 @@ def plot(rows: Sequence[Row]) -> list[Plot]:
     return plots
 
 
-def _ordered(models: Any) -> list[str]:
+def _ordered(models: Iterable[str]) -> list[str]:
     return sorted(models, key=[*COLOURS].index)
 
 
-def draw_sizes(found: Needed) -> Any:
+def draw_sizes(found: Needed) -> Figure:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.5, 4.5), layout="constrained")
@@ -58,7 +63,7 @@ def draw_sizes(found: Needed) -> Any:
     return figure
 
 
-def _draw_model(axes: Any, by_d: dict[int, Any], shift: float, colour: str, name: str) -> None:
+def _draw_model(axes: Axes, by_d: Mapping[int, Mapping[int, Need]], shift: float, colour: str, name: str) -> None:
     x = [d + shift for d in by_d]
     sizes = [[need.size for need in needs.values()] for needs in by_d.values()]
     means = [statistics.geometric_mean(size) for size in sizes]
@@ -72,7 +77,7 @@ def _draw_model(axes: Any, by_d: dict[int, Any], shift: float, colour: str, name
             axes.annotate("", (at, mean * 1.5), (at, mean * 1.08), arrowprops={"arrowstyle": "->", "color": colour})
 
 
-def draw_errors(rows: Sequence[Row]) -> Any:
+def draw_errors(rows: Sequence[Row]) -> Figure:
     """One panel per dimension: the held-out error of each size, and the threshold."""
     from matplotlib.figure import Figure
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from intention import functional as F
+from intention.lab.models import output
 from intention.lab.models.attention import WideAttention
 from intention.nn import LearnableAlpha, mlp
 
@@ -74,10 +75,10 @@ class FromWeights(nn.Module):
         both = pairs(key, value)
         key, value = self.embed_key(both), self.embed_value(both)  # (B, N, s) each
         if self.alpha is None:
-            w: Tensor = key.mT @ value / key.shape[-2]
+            w = key.mT @ value / key.shape[-2]
         else:  # w is the prediction at the unit vectors
             unit = torch.eye(key.shape[-1], dtype=key.dtype, device=key.device)
-            w: Tensor = F.intention(unit, key, value, alpha=self.alpha(), solver=solver_of(key))  # type: ignore[assignment,no-redef]
+            w = output(F.intention(unit, key, value, alpha=self.alpha(), solver=solver_of(key)))
         return self.decode(w.flatten(-2)).unsqueeze(-1)  # (B, s, s) -> (B, d, 1)
 
 
@@ -93,9 +94,7 @@ class PooledSigmaIntention(nn.Module):
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         both = pairs(key, value)
         key, value = self.embed_key(both), self.embed_value(both)
-        out: Tensor = F.sigma_intention(  # type: ignore[assignment]
-            key, key, value, alpha=self.alpha(), solver=solver_of(key)
-        )  # (B, N, s)
+        out = output(F.sigma_intention(key, key, value, alpha=self.alpha(), solver=solver_of(key)))  # (B, N, s)
         return self.decode(out.mean(-2)).unsqueeze(-1)
 
 
@@ -142,4 +141,4 @@ class Exact(nn.Module):
     """W = (x'x)^-1 x'y: Intention on the raw pairs, at the unit vectors."""
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return F.intention(torch.eye(key.shape[-1], dtype=key.dtype), key, value, alpha=0)  # type: ignore[return-value]
+        return output(F.intention(torch.eye(key.shape[-1], dtype=key.dtype), key, value, alpha=0))

@@ -18,7 +18,7 @@ from intention.lab.experiments.episodes import check_one_number, loss
 from intention.lab.experiments.sine import task as sine
 from intention.lab.experiments.sine.claims import LINE, SMALL, TRAINED, claims
 from intention.lab.experiments.sine.figures import plot
-from intention.lab.models import regression
+from intention.lab.models import output, regression
 from intention.lab.models.maml import Maml
 from intention.lab.tasks import Episode
 
@@ -184,7 +184,7 @@ def _references(config: Config, model: nn.Module, tests: dict[int, Episode]) -> 
 
 class _Line(nn.Module):
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return F.intention(query, key, value, alpha=1.0, intercept=True)  # type: ignore[return-value]
+        return output(F.intention(query, key, value, alpha=1.0, intercept=True))
 
 
 def _example() -> Episode:
@@ -200,7 +200,7 @@ def _curves(model: nn.Module) -> dict[str, list[float]]:
     return {str(n): _numbers(curve) for n, curve in curves.items()}
 
 
-def _truth() -> dict[str, Any]:
+def _truth() -> dict[str, list[float]]:
     query, key, value, target = _example()
     return {"x": _numbers(query), "y": _numbers(target), "key": _numbers(key), "value": _numbers(value)}
 

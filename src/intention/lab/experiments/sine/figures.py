@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from intention.lab.core.results import Row, estimate_log, select
 from intention.lab.experiments.base import COLOURS, Plot, label
 from intention.lab.experiments.sine.claims import LINE, SMALL, TRAINED, points
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def plot(rows: Sequence[Row]) -> list[Plot]:
@@ -36,7 +39,7 @@ def _table(rows: Sequence[Row]) -> list[list[str]]:
     return [["", *(f"{x:g} points" for x in numbers)], *body]
 
 
-def _draw_errors(rows: Sequence[Row]) -> Any:
+def _draw_errors(rows: Sequence[Row]) -> Figure:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.5, 4.2), layout="constrained")
@@ -66,7 +69,7 @@ def _draw_errors(rows: Sequence[Row]) -> Any:
     return figure
 
 
-def _draw_curves(rows: Sequence[Row]) -> Any:
+def _draw_curves(rows: Sequence[Row]) -> Figure:
     from matplotlib.figure import Figure
 
     shown = [row for row in select(rows, metric="curves") if row.data]

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -103,7 +102,7 @@ def repetition(n: int, d: int, config: Config, generator: torch.Generator, backw
     return {name: clock(partial(CODES[name], query, key, value), config) for name in names}
 
 
-def clock(call: Callable[[], Any], config: Config) -> float:
+def clock(call: Callable[[], object], config: Config) -> float:
     """The least of several calls; calls that are long enough to be timed are made once."""
     least, spent = math.inf, 0.0
     for _ in range(config.calls):

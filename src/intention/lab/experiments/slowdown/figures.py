@@ -5,14 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
-from intention.lab.core.results import Row
+from intention.lab.core.results import Json, Row
 from intention.lab.experiments.base import COLOURS, Plot
 from intention.lab.experiments.slowdown.claims import HIGH, LOW, NAMES, find
 from intention.lab.experiments.slowdown.model import PAIRS
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
 SIZES = (16, 32, 64, 128, 256, 512)  # ticks
+Pair = tuple[str, str]  # what is divided by what
 LINE_COLOURS = {"inverse": COLOURS["mlp"], "cholesky": COLOURS["neural_process"], "intention": COLOURS["intention"]}
 
 
@@ -33,7 +38,7 @@ def plot(rows: Sequence[Row]) -> list[Plot]:
     return plots
 
 
-def draw_histograms(found: Mapping[tuple[str, str], Mapping[str, Any]], medians: Mapping[Any, float | None]) -> Any:
+def draw_histograms(found: Mapping[Pair, Json], medians: Mapping[Pair, float | None]) -> Figure:
     """A histogram for each pair of codes, over equal ratios."""
     from matplotlib.figure import Figure
 
@@ -55,7 +60,7 @@ def draw_histograms(found: Mapping[tuple[str, str], Mapping[str, Any]], medians:
     return figure
 
 
-def draw_shapes(found: Mapping[tuple[str, str], Mapping[str, Any]]) -> Any:
+def draw_shapes(found: Mapping[Pair, Json]) -> Figure:
     """N against d, coloured by the slowdown."""
     from matplotlib.figure import Figure
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from intention import functional as F
+from intention.lab.models import output
 
-Code = Callable[[Tensor, Tensor, Tensor], Any]
+Code = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -40,8 +40,8 @@ def cholesky(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return (query @ key.mT) @ torch.cholesky_solve(value, factor)
 
 
-def ours(query: Tensor, key: Tensor, value: Tensor) -> Any:
-    return F.intention(query, key, value, alpha=1)
+def ours(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return output(F.intention(query, key, value, alpha=1))
 
 
 CODES: dict[str, Code] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 from intention.lab.core.results import Row, estimate, select
 from intention.lab.experiments.base import Plot
@@ -12,6 +12,9 @@ from intention.lab.experiments.compare import by_model, named
 from intention.lab.experiments.drawing import history, line
 from intention.lab.experiments.sequences import MIXERS, about, texts
 from intention.lab.experiments.text.claims import COUNTED, METRIC, of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def plot(rows: Sequence[Row]) -> list[Plot]:
@@ -56,7 +59,7 @@ def table(rows: Sequence[Row]) -> list[list[str]]:
     return [["", METRIC], *([named(model), str(estimate(list(found[model].values())))] for model in shown)]
 
 
-def draw(rows: Sequence[Row]) -> Any:
+def draw(rows: Sequence[Row]) -> Figure:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.5, 4.0), layout="constrained")
