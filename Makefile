@@ -4,7 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # what the compiled kernels do, tested once more without them
-IN_TORCH := $(patsubst %,tests/test_%.py,values accuracy hard_fits transforms masks dtypes_and_devices causal streaming)
+IN_TORCH := $(patsubst %,tests/%.py,$(patsubst %,functional/test_%,values accuracy transforms masks dtypes_and_devices) \
+	context/test_hard_fits solve/causal/test_causal sequences/test_state)
 
 .PHONY: setup native reproduce test lint format docs bench fuzz clean
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 HERE = Path(__file__).resolve().parent
+SOURCES = HERE / "csrc"
 NAME = "_kernels.so"  # on macOS too: ctypes asks for a file, not for an ending
 COMPILERS = ("c++", "g++", "clang++")
 COMMON = ("-std=c++17", "-fPIC", "-fvisibility=hidden", "-pthread", "-fno-math-errno", "-ffp-contract=fast")
@@ -124,7 +125,7 @@ def main(arguments: list[str] | None = None) -> None:
         parser.error("--sanitize needs --out: such a library must not take the place of the fast one")
     out = options.out or HERE / NAME
     try:
-        compile_library(HERE, out, options.sanitize)
+        compile_library(SOURCES, out, options.sanitize)
     except (NoCompiler, CompileFailed) as error:
         sys.exit(f"intention: {error}")
     print(f"intention: compiled {out}")

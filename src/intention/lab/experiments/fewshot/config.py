@@ -33,7 +33,7 @@ SHARED_READING = """
   chosen on 10 of them).
 - α is learnable and starts at 10; the weights of e_H keep lengths at the start, whatever its size.
 - e_H is linear. Where it is wider than its input (8192 from 64 features), it is computed up to a rotation, with the
-  same answers and gradients (`lab/models/fewshot.Folded`).
+  same answers and gradients (`lab/experiments/fewshot/model.Folded`).
 - `standard` has convolutions in bfloat16 (the solve is not): no difference from float32 beyond noise was seen in 200
   steps.
 """
