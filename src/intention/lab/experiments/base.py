@@ -1,4 +1,4 @@
-"""What an experiment is: a file with a frozen Config, presets, runs that stand alone, and readers of their rows."""
+"""What an experiment is: a folder with a frozen Config, presets, runs that stand alone, and readers of their rows."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ class Plot:
 
 
 class Experiment(Protocol):
-    """What each file of this folder offers."""
+    """What each folder here offers."""
 
     __name__: str
     TITLE: str
