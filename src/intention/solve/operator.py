@@ -44,9 +44,9 @@ class Saved(NamedTuple):
 class Note:
     """What a forward tells its wrapper beside tensors; torch.func hands it through as it is."""
 
-    def __init__(self, found: Outputs | None = None, aside: bool = False) -> None:
-        self.found, self.aside = found, aside  # outputs that are there already; whether only answers become outputs
-        self.seen: Any = None
+    def __init__(self, found: Outputs | None = None, seen: Any = None, *, aside: bool = False) -> None:
+        self.found, self.seen = found, seen  # outputs that are there already, and what was seen on the host
+        self.aside = aside  # whether only answers become outputs
         self.rest: Outputs = ()
 
 
@@ -169,7 +169,7 @@ def _function(op: Operator) -> type[Door]:
             grads = grads[: op.answers]
             if all(g is None for g in grads):
                 return *(None,) * op.count, *others
-            tensors, outputs = ctx.saved_tensors[: op.count], ctx.saved_tensors[op.count :]
+            tensors, outputs = _split(op, ctx.saved_tensors)
             needs = _needed(ctx, tensors)
             if any(g is not None and legacy_batched(g) for g in grads):
                 return *_backward_operator(op, grads, tensors, outputs, ctx.options, needs), *others
@@ -180,7 +180,7 @@ def _function(op: Operator) -> type[Door]:
         def jvp(ctx: Any, *tangents: Any) -> Any:
             if op.push is None:
                 raise RuntimeError(f"intention::{op.name} has no forward-mode derivative")
-            tensors, outputs = ctx.saved_tensors[: op.count], ctx.saved_tensors[op.count :]
+            tensors, outputs = _split(op, ctx.saved_tensors)
             found = op.push(tangents[: op.count], Saved(tensors, ctx.options, outputs, ctx.seen))
             return *found, *(None,) * (op.outputs - op.answers)
 
@@ -192,6 +192,11 @@ def _function(op: Operator) -> type[Door]:
 
     Function.__name__ = op.name.capitalize()
     return Function
+
+
+def _split(op: Operator, saved: tuple[Any, ...]) -> tuple[tuple[Opt, ...], Outputs]:
+    """Read once: torch.utils.checkpoint makes saved tensors anew for one look."""
+    return saved[: op.count], saved[op.count :]
 
 
 def _needed(ctx: Any, tensors: Sequence[Opt]) -> list[bool]:
@@ -231,7 +236,7 @@ def _register(op: Operator) -> None:
         ctx.save_for_backward(*inputs[: op.count], *op.kept(output))
 
     def grad(ctx: Any, *grads: Any) -> Any:
-        tensors, kept = ctx.saved_tensors[: op.count], ctx.saved_tensors[op.count :]
+        tensors, kept = _split(op, ctx.saved_tensors)
         needs = _needed(ctx, tensors)
         found = _backward_operator(op, grads[: op.answers], tensors, kept, ctx.options, needs)
         return *found, *(None,) * (len(ctx.options) + 1)

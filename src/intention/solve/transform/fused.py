@@ -42,7 +42,7 @@ def sigma(problem: Problem) -> tuple[Tensor, Tensor] | None:
     found = native.forward(problem, keep=not free)  # before the operator: it may have no answer
     if found is None or free:
         return None if found is None else (found.out, found.packed)
-    out, packed = SIGMA.recorded((query, key, value, alpha, gain), Note(_outputs(found, True), aside=True))
+    out, packed = SIGMA.recorded((query, key, value, alpha, gain), Note(_outputs(found, True), True, aside=True))
     return out, packed
 
 
@@ -52,13 +52,13 @@ def _answer(
 ) -> tuple[Solution, bool]:
     """Where there must be an answer: by the kernel, else by `transform` and attention.
 
-    (answer, what is kept of the softmax, Sigma^-1 or L, packed report). Of the sums (B, 1 / sum per query) that are
-    kept, 0 says that no kernel has served.
+    (answer, what is kept of the softmax, Sigma^-1 or L, packed report), and whether the kernel has served: of what is
+    kept, zeros throughout say that it has not.
     """
     problem = Problem(query, key, value, None, alpha, gain)
     found = native.forward(problem, keep)
     if found is not None:
-        return _outputs(found, keep), False
+        return _outputs(found, keep), True
     (batch, m), n = query.shape[:2], min(key.shape[1:])
     out, packed = _in_torch(problem)
     return (out, query.new_zeros(batch, 2, m), query.new_zeros(batch, n, n), packed), False
@@ -76,7 +76,7 @@ def _pull(grads: Sequence[Tensor | None], saved: Saved, needs: Sequence[bool]) -
     (grad,), (out, kept, matrix, packed) = grads, saved.outputs
     assert grad is not None
     pulled = None
-    if kept[0, 1, 0].item() != 0:
+    if saved.seen or bool(kept.any()):
         parts = native.parts_of(*out.shape[:2]) or 1
         split = kept.unflatten(2, (parts, -1)).transpose(1, 2).flatten(0, 1) if parts > 1 else kept
         matrix = matrix.repeat_interleave(parts, 0) if parts > 1 else matrix
