@@ -6,12 +6,17 @@ STAMP := $(VENV)/.installed
 # what the compiled kernels do, tested once more without them
 IN_TORCH := $(patsubst %,tests/test_%.py,values accuracy hard_fits transforms masks dtypes_and_devices causal streaming)
 
+# objects of the kernels: what has not changed is not compiled again, by pip and by the tests neither
+export INTENTION_BUILD_CACHE ?= $(CURDIR)/build/native
+
 .PHONY: setup native reproduce test lint format docs bench fuzz clean
 
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml hatch_build.py requirements-dev.txt constraints.txt
 	$(PYTHON) -m venv $(VENV)
+	@# here, where its progress shows: pip hides a build's output, and then finds the objects. It says what is wrong, too.
+	-$(PYTHON) src/intention/solve/native/build.py
 	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements-dev.txt
 	touch $@
 
@@ -55,4 +60,4 @@ fuzz: $(STAMP)
 	$(BIN)/python tests/fuzzing_options.py --count 10000 --grad
 
 clean:
-	rm -rf $(VENV) docs/_build src/intention/solve/native/_kernels.so
+	rm -rf $(VENV) build docs/_build src/intention/solve/native/_kernels.so

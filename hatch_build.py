@@ -48,7 +48,7 @@ def compiled(folder: Path, out: Path) -> bool:
         return False
     build = by_path(folder / "build.py")
     try:
-        build.compile_library(folder, out)
+        build.compile_library(build.SOURCES, out, say=lambda line: print(line, file=sys.stderr))
     except build.NoCompiler as error:
         print(f"intention: no C++ compiler found; {WITHOUT} ({error})", file=sys.stderr)
         return False

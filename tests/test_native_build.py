@@ -17,6 +17,7 @@ from intention.solve.native.library import ABI
 
 ROOT = Path(__file__).parent.parent
 INSIDE = "intention/solve/native/"
+SOURCES = INSIDE + f"{build.SOURCES.relative_to(build.HERE)}/"
 HAS_COMPILER = "CXX" in os.environ or any(map(shutil.which, build.COMPILERS))
 needs_compiler = pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler: $CXX is not set, none is on PATH")
 
@@ -41,6 +42,7 @@ def environment(**changes):
     """Ours, without what would lead to src/ or decide about compiling."""
     left_out = {"PYTHONPATH", "INTENTION_NATIVE", *(name for name, value in changes.items() if value is None)}
     kept = {name: value for name, value in os.environ.items() if name not in left_out}
+    kept.setdefault(build.CACHE, str(ROOT / "build" / "native"))  # where make puts the objects that are there already
     return kept | {name: value for name, value in changes.items() if value is not None}
 
 
@@ -65,10 +67,10 @@ def project(tmp_path):
 @pytest.fixture
 def stub(project):
     """The same with a library that compiles in no time: the real kernels take a minute of processor time."""
-    native = project / "src" / INSIDE
-    for source in (*native.glob("*.cpp"), *native.glob("*.h")):
+    sources = project / "src" / SOURCES
+    for source in (*sources.glob("*.cpp"), *sources.glob("*.h")):
         source.unlink()
-    (native / "dispatch.cpp").write_text(STUB)
+    (sources / "dispatch.cpp").write_text(STUB)
     return project
 
 
@@ -133,7 +135,7 @@ def test_a_wheel_without_kernels_on_demand(tmp_path, project):
 def test_a_wheel_without_kernels_where_they_do_not_compile(tmp_path, stub):
     native = stub / "src" / INSIDE
     (native / "_kernels.so").write_bytes(b"of an older build")
-    (native / "broken.cpp").write_text("this is not C++;")
+    (stub / "src" / SOURCES / "broken.cpp").write_text("this is not C++;")
     said, wheel = wheel_of(stub, tmp_path / "out", environment())
     assert "compiling failed; installing without the native kernels" in said
     assert "broken.cpp:1" in said  # the compiler's own words
@@ -161,9 +163,8 @@ def test_a_source_distribution_has_what_a_build_needs(tmp_path, project):
     shutil.unpack_archive(archive, tmp_path / "unpacked")
     (top,) = (tmp_path / "unpacked").iterdir()
     assert (top / "hatch_build.py").exists()
-    native = ROOT / "src" / INSIDE
-    for source in (native / "build.py", *native.glob("*.cpp"), *native.glob("*.h")):
-        assert (top / "src" / INSIDE / source.name).exists(), source
+    for source in (build.HERE / "build.py", *build.SOURCES.glob("*.cpp"), *build.SOURCES.glob("*.h")):
+        assert (top / source.relative_to(ROOT)).exists(), source
     assert not (top / "src" / INSIDE / "_kernels.so").exists()
 
 
@@ -212,6 +213,32 @@ def test_kernels_are_compiled_for_every_instruction_set(tmp_path):
             function = getattr(library, f"{what}_{name}")
             function.restype = ctypes.c_char_p
             assert function().decode() == want
+
+
+@needs_compiler
+def test_a_second_build_compiles_what_has_changed(tmp_path, monkeypatch):
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.cpp").write_text(
+            f'#include "number.h"\nextern "C" __attribute__((visibility("default"))) int {name}() {{ return NUMBER; }}'
+        )
+    monkeypatch.setenv(build.CACHE, str(tmp_path / "cache"))
+
+    def compiled(number):
+        (tmp_path / "number.h").write_text(f"#define NUMBER {number}")
+        lines = []
+        build.compile_library(tmp_path, tmp_path / f"toy{number}.so", say=lines.append)
+        library = ctypes.CDLL(str(tmp_path / f"toy{number}.so"))
+        assert (library.one(), library.two()) == (number, number)
+        return [line for line in sorted(lines) if "from an earlier build" not in line]
+
+    assert [line.split(" (")[0] for line in compiled(1)] == ["intention:  1/2 two", "intention:  2/2 one"]
+    assert len(compiled(2)) == 2  # a header is part of every source
+    assert compiled(1) == []
+    assert len(list((tmp_path / "cache").iterdir())) == 4
+    (tmp_path / "two.cpp").write_text((tmp_path / "two.cpp").read_text() + "\n")
+    assert [line.split()[2] for line in compiled(1)] == ["two"]
+    monkeypatch.setenv("CXX", f"{build.find_compiler()[0]} -DOTHER")
+    assert len(compiled(1)) == 2  # another compiler's objects are not ours
 
 
 def test_other_processors_get_the_baseline_alone(tmp_path):

@@ -88,7 +88,7 @@ inline Tile<T> tile_of(int rows, int vectors, bool part) {
 
 // One column of tiles: n <= one tile of columns.
 template <class T>
-inline void column_of_tiles(Int m, Int n, Int depth, In<T> a, const T* b, Int ldb, T* c, Int ldc, T scale, bool add) {
+void column_of_tiles(Int m, Int n, Int depth, In<T> a, const T* b, Int ldb, T* c, Int ldc, T scale, bool add) {
     constexpr int W = WIDTH<T>;
     const int vectors = int(ceil_div(n, W)), last = int(n - (vectors - 1) * W);
     // equal heights: a lone last row would waste registers
@@ -278,5 +278,14 @@ void multiply(Int m, Int n, Int depth, In<T> a, In<T> b, Mat<T> c, T scale = 1, 
         by_entries<T>(m, n, depth, a, b, c, scale, add);
     }
 }
+
+// Compiled once for all files, in kernels_shared.cpp: the tiles are most of the code.
+#define INTENTION_PRODUCTS(PREFIX, T)                                                               \
+    PREFIX template void column_of_tiles<T>(Int, Int, Int, In<T>, const T*, Int, T*, Int, T, bool); \
+    PREFIX template void multiply<T>(Int, Int, Int, In<T>, In<T>, Mat<T>, T, bool, Part);           \
+    PREFIX template void transpose<T>(Int, Int, const T*, Int, T*, Int);
+
+INTENTION_PRODUCTS(extern, float)
+INTENTION_PRODUCTS(extern, double)
 
 }  // namespace INTENTION_ARCH
