@@ -9,7 +9,7 @@ IN_TORCH := $(patsubst %,tests/test_%.py,values accuracy hard_fits transforms ma
 # objects of the kernels: what has not changed is not compiled again, by pip and by the tests neither
 export INTENTION_BUILD_CACHE ?= $(CURDIR)/build/native
 
-.PHONY: setup native reproduce test lint format docs bench fuzz clean
+.PHONY: setup native reproduce test lint format docs bench fuzz wheel clean
 
 setup: $(STAMP)
 
@@ -59,5 +59,11 @@ fuzz: $(STAMP)
 	$(BIN)/python tests/fuzzing_options.py --count 20000
 	$(BIN)/python tests/fuzzing_options.py --count 10000 --grad
 
+# A wheel for any Linux of this processor, into dist/, and a test that installs it elsewhere.
+wheel: $(STAMP)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt auditwheel ziglang
+	$(BIN)/python tools/wheel.py
+	$(BIN)/pytest -n0 tests/test_native_build.py -k other_machines
+
 clean:
-	rm -rf $(VENV) build docs/_build src/intention/solve/native/_kernels.so
+	rm -rf $(VENV) build dist docs/_build src/intention/solve/native/_kernels.so

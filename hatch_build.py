@@ -70,6 +70,10 @@ def by_path(path: Path) -> ModuleType:
 
 
 def platform_tag() -> str:
-    """This machine's own tag: on Linux not manylinux, which would promise that older systems can load it."""
+    """This machine's own tag: on Linux not manylinux, which would promise that older systems can load it.
+
+    Who compiles for older systems says so in INTENTION_WHEEL_PLATFORM (tools/wheel.py).
+    """
     tags = list(platform_tags())
-    return next((tag for tag in tags if tag.startswith("linux_")), tags[0])
+    own = next((tag for tag in tags if tag.startswith("linux_")), tags[0])
+    return os.environ.get("INTENTION_WHEEL_PLATFORM", own)

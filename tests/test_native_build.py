@@ -3,6 +3,7 @@
 import ctypes
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -96,6 +97,12 @@ def content(wheel):
         return set(archive.namelist())
 
 
+def tags_of(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/WHEEL"))
+        return [line for line in archive.read(name).decode().splitlines() if line.startswith("Tag: ")]
+
+
 @pytest.mark.parametrize("compiler", [pytest.param(True, marks=needs_compiler), False])
 def test_a_wheel_installs_and_computes(tmp_path, project, compiler):
     (tmp_path / "empty").mkdir()
@@ -123,6 +130,39 @@ def test_a_wheel_installs_and_computes(tmp_path, project, compiler):
     else:
         assert told["path"] is None
         assert "built without a C++ compiler" in told["reason"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="manylinux is for Linux")
+def test_a_wheel_for_other_machines(tmp_path, project):
+    for tool in ("auditwheel", "ziglang"):
+        pytest.importorskip(tool, reason=f"{tool} is not installed: make wheel does it")
+    said = run(sys.executable, ROOT / "tools" / "wheel.py", "--project", project, "--out", tmp_path / "out")
+    (wheel,) = (tmp_path / "out").glob("*.whl")
+    machine = platform.machine()
+    assert wheel.name.endswith(f"-py3-none-manylinux_2_28_{machine}.whl")
+    assert tags_of(wheel) == [f"Tag: py3-none-manylinux_2_28_{machine}"]
+    assert ": needs glibc 2." in said
+    python = clean_python(tmp_path / "clean")
+    run(python, "-m", "pip", "install", "--no-deps", "--no-index", "--ignore-installed", wheel)
+    told = json.loads(run(python, "-c", ANSWERS, cwd=tmp_path).splitlines()[-1])
+    assert told["error"] < 1e-5
+    assert told["native"]
+    assert Path(told["path"]).is_relative_to(tmp_path / "clean")
+
+
+@needs_compiler
+@pytest.mark.skipif(platform.libc_ver() < ("glibc", "2.34"), reason="needs a glibc that has what older ones have not")
+def test_a_wheel_that_promises_too_much_is_refused(tmp_path, stub):
+    pytest.importorskip("auditwheel", reason="auditwheel is not installed: make wheel does it")
+    source = stub / "src" / SOURCES / "dispatch.cpp"
+    source.write_text(f'#include <dlfcn.h>\n{STUB}\nEXPORTED void *find(void) {{ return dlsym(nullptr, "free"); }}')
+    promise = f"manylinux_2_28_{platform.machine()}"
+    _, wheel = wheel_of(stub, tmp_path / "out", environment(INTENTION_WHEEL_PLATFORM=promise))
+    assert promise in wheel.name
+    command = [sys.executable, ROOT / "tools" / "wheel.py", "--check", wheel]
+    told = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert told.returncode == 1
+    assert f"{wheel.name} needs glibc 2.34" in told.stderr
 
 
 def test_a_wheel_without_kernels_on_demand(tmp_path, project):
@@ -229,16 +269,17 @@ def test_a_second_build_compiles_what_has_changed(tmp_path, monkeypatch):
         build.compile_library(tmp_path, tmp_path / f"toy{number}.so", say=lines.append)
         library = ctypes.CDLL(str(tmp_path / f"toy{number}.so"))
         assert (library.one(), library.two()) == (number, number)
-        return [line for line in sorted(lines) if "from an earlier build" not in line]
+        assert [line.split()[1] for line in lines] == ["1/2", "2/2"]
+        return {line.split()[2] for line in lines if "from an earlier build" not in line}
 
-    assert [line.split(" (")[0] for line in compiled(1)] == ["intention:  1/2 two", "intention:  2/2 one"]
-    assert len(compiled(2)) == 2  # a header is part of every source
-    assert compiled(1) == []
+    assert compiled(1) == {"one", "two"}
+    assert compiled(2) == {"one", "two"}  # a header is part of every source
+    assert compiled(1) == set()
     assert len(list((tmp_path / "cache").iterdir())) == 4
     (tmp_path / "two.cpp").write_text((tmp_path / "two.cpp").read_text() + "\n")
-    assert [line.split()[2] for line in compiled(1)] == ["two"]
+    assert compiled(1) == {"two"}
     monkeypatch.setenv("CXX", f"{build.find_compiler()[0]} -DOTHER")
-    assert len(compiled(1)) == 2  # another compiler's objects are not ours
+    assert compiled(1) == {"one", "two"}  # another compiler's objects are not ours
 
 
 def test_other_processors_get_the_baseline_alone(tmp_path):

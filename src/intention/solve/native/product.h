@@ -75,7 +75,7 @@ inline Tile<T> tile_of(int vectors, bool part) {
 }
 
 template <class T>
-inline Tile<T> tile_of(int rows, int vectors, bool part) {
+Tile<T> tile_of(int rows, int vectors, bool part) {
     switch (rows) {
         case 1: return tile_of<T, 1>(vectors, part);
         case 2: return tile_of<T, 2>(vectors, part);
@@ -88,7 +88,7 @@ inline Tile<T> tile_of(int rows, int vectors, bool part) {
 
 // One column of tiles: n <= one tile of columns.
 template <class T>
-void column_of_tiles(Int m, Int n, Int depth, In<T> a, const T* b, Int ldb, T* c, Int ldc, T scale, bool add) {
+inline void column_of_tiles(Int m, Int n, Int depth, In<T> a, const T* b, Int ldb, T* c, Int ldc, T scale, bool add) {
     constexpr int W = WIDTH<T>;
     const int vectors = int(ceil_div(n, W)), last = int(n - (vectors - 1) * W);
     // equal heights: a lone last row would waste registers
@@ -280,9 +280,9 @@ void multiply(Int m, Int n, Int depth, In<T> a, In<T> b, Mat<T> c, T scale = 1, 
 }
 
 // Compiled once for all files, in kernels_shared.cpp: the tiles are most of the code.
-#define INTENTION_PRODUCTS(PREFIX, T)                                                               \
-    PREFIX template void column_of_tiles<T>(Int, Int, Int, In<T>, const T*, Int, T*, Int, T, bool); \
-    PREFIX template void multiply<T>(Int, Int, Int, In<T>, In<T>, Mat<T>, T, bool, Part);           \
+#define INTENTION_PRODUCTS(PREFIX, T)                                                     \
+    PREFIX template Tile<T> tile_of<T>(int, int, bool);                                   \
+    PREFIX template void multiply<T>(Int, Int, Int, In<T>, In<T>, Mat<T>, T, bool, Part); \
     PREFIX template void transpose<T>(Int, Int, const T*, Int, T*, Int);
 
 INTENTION_PRODUCTS(extern, float)
