@@ -15,6 +15,7 @@ import pytest
 
 from intention.solve.native import build
 from intention.solve.native.library import ABI
+from intention.solve.native.library import PATH as LIBRARY
 
 ROOT = Path(__file__).parent.parent
 INSIDE = "intention/solve/native/"
@@ -253,6 +254,16 @@ def test_kernels_are_compiled_for_every_instruction_set(tmp_path):
             function = getattr(library, f"{what}_{name}")
             function.restype = ctypes.c_char_p
             assert function().decode() == want
+
+
+@needs_compiler
+@pytest.mark.skipif(not LIBRARY.exists(), reason="there is no compiled library")
+def test_the_library_agrees_with_plain_loops(tmp_path):
+    """What `make aarch64` runs in an emulator."""
+    program, source = tmp_path / "selftest", ROOT / "tests" / "native" / "selftest.cpp"
+    libraries = (LIBRARY, f"-Wl,-rpath,{LIBRARY.parent}")
+    run(*build.find_compiler(), "-std=c++17", "-O1", f"-I{build.SOURCES}", source, *libraries, "-o", program)
+    assert ": 0 of 170 comparisons failed" in run(program)
 
 
 @needs_compiler
