@@ -4,9 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 NATIVE := src/intention/solve/native
-SOURCES := $(NATIVE)
+SOURCES := $(NATIVE)/csrc
 # what the compiled kernels do, tested once more without them
-IN_TORCH := $(patsubst %,tests/test_%.py,values accuracy hard_fits transforms masks dtypes_and_devices causal streaming)
+IN_TORCH := $(patsubst %,tests/%.py,$(patsubst %,functional/test_%,values accuracy transforms masks dtypes_and_devices) \
+	context/test_hard_fits solve/causal/test_causal sequences/test_state)
 
 # objects of the kernels: what has not changed is not compiled again, by pip and by the tests neither
 export INTENTION_BUILD_CACHE ?= $(CURDIR)/build/native
@@ -18,7 +19,7 @@ setup: $(STAMP)
 $(STAMP): pyproject.toml hatch_build.py requirements-dev.txt constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	@# here, where its progress shows: pip hides a build's output, and then finds the objects. It says what is wrong, too.
-	-$(PYTHON) $(NATIVE)/build.py
+	$(if $(filter 0,$(INTENTION_NATIVE)),,-$(PYTHON) $(NATIVE)/build.py)
 	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements-dev.txt
 	touch $@
 
@@ -65,14 +66,14 @@ fuzz: $(STAMP)
 wheel: $(STAMP)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt auditwheel ziglang
 	$(BIN)/python tools/wheel.py
-	$(BIN)/pytest -n0 tests/test_native_build.py -k other_machines
+	$(BIN)/pytest -n0 tests/solve/native/test_build.py -k other_machines
 
 # The kernels for another processor, compared with plain loops in an emulator; no venv is needed.
 CROSS := aarch64-linux-gnu
 aarch64:
 	@if command -v $(CROSS)-g++ >/dev/null && command -v qemu-aarch64 >/dev/null; then set -e; mkdir -p build/aarch64; \
 	  CXX=$(CROSS)-g++ $(PYTHON) $(NATIVE)/build.py --out build/aarch64/kernels.so; \
-	  $(CROSS)-g++ -std=c++17 -O1 -I$(SOURCES) tests/native/selftest.cpp build/aarch64/kernels.so -o build/aarch64/selftest; \
+	  $(CROSS)-g++ -std=c++17 -O1 -I$(SOURCES) tests/solve/native/selftest.cpp build/aarch64/kernels.so -o build/aarch64/selftest; \
 	  qemu-aarch64 -L /usr/$(CROSS) -E LD_LIBRARY_PATH=. build/aarch64/selftest; \
 	else echo "aarch64: skipped, $(CROSS)-g++ or qemu-aarch64 is missing (Debian: g++-$(CROSS), qemu-user)"; fi
 

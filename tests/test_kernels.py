@@ -11,10 +11,11 @@ from sklearn.metrics import pairwise
 from torch.autograd import gradcheck, gradgradcheck
 
 import intention
-from intention import distances, kernels
+from intention import _distances as distances
+from intention import kernels
 from intention.features import fourier, nystroem, restore_features
 from intention.kernels import ArcCosine, Custom, Gaussian, Laplacian, Linear, Polynomial, as_kernel, restore
-from intention.solve.roots import inverse_root
+from intention.solve.matrix.roots import inverse_root
 
 n, m, d, k = 7, 11, 3, 5
 lead = (2, 1)

@@ -3,10 +3,10 @@
 import intention.solve.compiled  # noqa: F401 - registers the operators that torch.compile calls
 from intention import constraints, discriminant, features, functional, kernels, nn
 from intention.context import Context
-from intention.fitting import fit
+from intention.context.fit import fit
+from intention.sequences.state import CausalState, causal_intention
 from intention.solve.ladder import AccuracyWarning
 from intention.solve.native.library import info as native_info
-from intention.streaming import CausalState, causal_intention
 
 __all__ = [
     "AccuracyWarning",

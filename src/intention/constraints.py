@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from intention.buffers import KeepsPrecision
+from intention._buffers import KeepsPrecision
 from intention.context import Context
-from intention.solve.constrained import KINDS, Constraint
-from intention.solve.constrained import one_pass as _one_pass
+from intention.solve.constraints.constrained import KINDS, Constraint
+from intention.solve.constraints.constrained import one_pass as _one_pass
 
 
 def one_pass(context: Context, normal: Tensor, bound: float | Tensor, kind: str = "ge") -> Tensor:

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from intention import checks
-from intention.distances import wide
+from intention import _checks as checks
+from intention._distances import wide
 from intention.kernels import BoundKernel, Function, Kernel, as_kernel, restore
 from intention.solve.doors import no_autocast
 from intention.solve.ladder import has_float64
-from intention.solve.roots import inverse_root
+from intention.solve.matrix.roots import inverse_root
 
 CHOICES = ("uniform", "kmeans++")
 

@@ -5,15 +5,12 @@ Shapes: query (..., M, d), key (..., N, d), value (..., N, k) -> (..., M, k); le
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
-from intention import checks, estimated, layout, masks
-from intention.covariance import Covariance, on_keys
-from intention.per_query import in_chunks, linear_causal, linear_per_query, per_query
-from intention.prepare import (
+from intention import _checks as checks
+from intention._call import counting, layout, own_sigma
+from intention._call.arguments import (
     Prepared,
     check_call,
     drop_rows,
@@ -26,7 +23,8 @@ from intention.prepare import (
     visible,
     weigh_mask,
 )
-from intention.softmax import (
+from intention._call.per_query import in_chunks, linear_causal, linear_per_query, per_query
+from intention._call.softmax import (
     centred_key,
     counted_softmax,
     fused,
@@ -38,31 +36,21 @@ from intention.softmax import (
     transform_shared,
     transform_solver,
 )
+from intention._covariance import Covariance, on_keys
 from intention.solve.doors import compiling
 from intention.solve.ladder import ROUTES, TOLERATED, Report, unpack, warn_inaccurate
 from intention.solve.problem import Plan, Problem
-from intention.solve.ridge import ridge
-from intention.solve.rows import Points
-from intention.solve.sigma import SMALL_ROUNDING
-from intention.solve.transform import transform
+from intention.solve.ridge.ridge import ridge
+from intention.solve.transform.fused import SMALL_ROUNDING
+from intention.solve.transform.rows import Points
+from intention.solve.transform.transform import transform
 
 __all__ = ["ROUTES", "Info", "attention", "intention", "linear_attention", "sigma_intention"]
 
 FEW_TOKENS = 512  # up to which a causal call is solved again query by query, where alpha's gradient needs it
 
 
-class Info(NamedTuple):
-    """What `return_info=True` tells, per fit: in the leading dimensions of keys, values, weights and alpha together.
-
-    `route` indexes `ROUTES`; `condition` estimates cond(Sigma); `error` estimates the relative error of the
-    prediction (for sigma_intention: of the scores): rounding times condition where the plain factor served, the size of
-    the last refinement step elsewhere. Where queries have fits of their own (causal, or a mask that differs between
-    queries): in the leading dimensions of the output, the worst over queries.
-    """
-
-    route: Tensor
-    condition: Tensor
-    error: Tensor
+Info = Report  # what `return_info=True` tells
 
 
 def attention(
@@ -87,14 +75,14 @@ def attention(
     mask = attn_mask
     if is_causal:
         key, value, mask, _ = visible(query.shape[-2], key, value, mask, None)
-    seen = masks.count(mask, None, is_causal, key.shape[-2], query.dtype).seen()
+    seen = counting.count(mask, None, is_causal, key.shape[-2], query.dtype).seen()
     if seen is not None and groups > 1 and seen.dim() > 1 and seen.shape[-2] == query.shape[-3]:
         seen = seen.unflatten(-2, (-1, groups)).any(-2)  # a key head serves all query heads of its group
     if is_causal and mask is not None:
-        triangle = masks.triangle(query.shape[-2], key.shape[-2], query.device)
+        triangle = counting.triangle(query.shape[-2], key.shape[-2], query.device)
         mask = mask & triangle if mask.dtype == torch.bool else torch.where(triangle, mask, -torch.inf)
         is_causal = False
-    key, value = masks.fill(key, seen), masks.fill(value, seen)
+    key, value = counting.fill(key, seen), counting.fill(value, seen)
     return softmax_attention(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa)
 
 
@@ -212,25 +200,25 @@ def intention(
     if rows and not call.empty:
         inputs = drop_rows(inputs, rows)
     queries_differ = is_causal or counted.per_query is not None
-    own_sigma = not on_keys(covariance)
-    if own_sigma:
-        estimated.check_estimated(covariance, solver, queries_differ, inputs.value, counted.seen())
-    if counted.keep is not None and (intercept or queries_differ or own_sigma):
+    estimated = not on_keys(covariance)
+    if estimated:
+        own_sigma.check_estimated(covariance, solver, queries_differ, inputs.value, counted.seen())
+    if counted.keep is not None and (intercept or queries_differ or estimated):
         inputs = weigh_mask(inputs, counted.keep)
     if call.empty:
         out, report = call.zeros()
-    elif own_sigma and not queries_differ:
-        out, report = estimated.predict_shared(inputs, covariance, intercept, solver, scale)
+    elif estimated and not queries_differ:
+        out, report = own_sigma.predict_shared(inputs, covariance, intercept, solver, scale)
     elif queries_differ:
 
         def solve(part: Problem, trusted: bool) -> tuple[Tensor, Report]:
-            if own_sigma:
-                return estimated.predict_each(part, covariance, intercept, solver, scale)
+            if estimated:
+                return own_sigma.predict_each(part, covariance, intercept, solver, scale)
             plan = Plan(is_dual(solver, part.key), intercept, scale)
             out, packed = ridge(part, plan, solver, trusted)
             return out, unpack(packed, plan.dual, out.dtype)
 
-        if is_causal and not own_sigma and not intercept and solver == "auto":
+        if is_causal and not estimated and not intercept and solver == "auto":
             out, report = in_chunks(inputs, transform_only=False)
             out = out if scale == 1 else out * scale
         else:
@@ -242,7 +230,7 @@ def intention(
         out, packed = ridge(problem, plan, solver, trusted)
         out, report = restore(out), unflatten_report(packed, plan.dual, inputs)
     out = call.result(out)
-    return (out, _info(call.report(report))) if return_info else out
+    return (out, call.report(report).told()) if return_info else out
 
 
 @full_precision
@@ -286,11 +274,11 @@ def sigma_intention(
     checks.probability(dropout_p)
     inputs, counted = call.inputs, call.counted
     queries_differ = is_causal or counted.per_query is not None
-    own_sigma = not on_keys(covariance)
-    if own_sigma:
-        estimated.check_estimated(covariance, solver, queries_differ, inputs.value, counted.seen())
+    estimated = not on_keys(covariance)
+    if estimated:
+        own_sigma.check_estimated(covariance, solver, queries_differ, inputs.value, counted.seen())
     found = call.zeros() if call.empty else None
-    if found is None and solver == "auto" and not (queries_differ or own_sigma or intercept or dropout_p):
+    if found is None and solver == "auto" and not (queries_differ or estimated or intercept or dropout_p):
         found = fused(inputs, scale) if counted.keep is None and problem is None else None
     if found is None:
         moved, keys, report = _transformed(call, is_causal, covariance, intercept, solver, scale)
@@ -309,7 +297,7 @@ def sigma_intention(
             report = narrowed(report, inputs.key.dtype)
         found = counted_softmax(moved, keys, call.inputs.value, call.counted, dropout_p, is_causal), report
     out, report = call.result(found[0]), found[1]
-    return (out, _info(call.report(report))) if return_info else out
+    return (out, call.report(report).told()) if return_info else out
 
 
 def _transformed(
@@ -337,30 +325,26 @@ def _by_options(
     inputs, counted = call.inputs, call.counted
     keys = inputs.key
     weighed = inputs if counted.keep is None else weigh_mask(inputs, counted.keep)
-    own_sigma = not on_keys(covariance)
-    if intercept and not own_sigma:  # keys around one point give the same answers, and nothing large cancels in them
+    estimated = not on_keys(covariance)
+    if intercept and not estimated:  # keys around one point give the same answers, and nothing large cancels in them
         keys = centred_key(weighed, counted.keep)
         inputs, weighed = inputs._replace(key=keys), weighed._replace(key=keys)
     if is_causal or counted.per_query is not None:
 
         def solve(part: Problem, trusted: bool) -> tuple[Tensor, Report]:
-            if own_sigma:
-                return estimated.transform(part, covariance, intercept, solver)
+            if estimated:
+                return own_sigma.transform(part, covariance, intercept, solver)
             centred = part.expanded().centred()[0] if intercept else part
             points = Points(part.query, centred.key, part.weight, part.alpha, part.gain)
             out, packed = transform(points, transform_solver(solver), trusted)
             return out, unpack(packed, False, out.dtype)
 
-        if is_causal and not (own_sigma or intercept or each) and solver == "auto":
+        if is_causal and not (estimated or intercept or each) and solver == "auto":
             moved, report = in_chunks(weighed, transform_only=True)
         else:
             moved, report = per_query(weighed, counted.per_query, solve)
         return moved, keys, report
-    if own_sigma:
-        moved, report = estimated.transform(weighed, covariance, intercept, solver)
+    if estimated:
+        moved, report = own_sigma.transform(weighed, covariance, intercept, solver)
         return moved, keys, report
     return transform_shared(inputs, solver)
-
-
-def _info(report: Report) -> Info:
-    return Info(report.route.to(torch.int8), report.condition, report.error)

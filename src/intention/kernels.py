@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from intention import checks
-from intention.buffers import KeepsPrecision
-from intention.distances import absolute_distance, inner, median_distance, squared_distance, wide, with_diagonal
+from intention import _checks as checks
+from intention._buffers import KeepsPrecision
+from intention._distances import absolute_distance, inner, median_distance, squared_distance, wide, with_diagonal
 
 Function = Callable[[Tensor, Tensor], Tensor]
 

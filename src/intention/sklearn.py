@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from intention.context import Context
-from intention.fitting import fit
+from intention.context.fit import fit
 from intention.kernels import KINDS, Kernel
 from intention.solve.ladder import PRIMAL
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from intention import checks
-from intention.checks import shape
+from intention import _checks as checks
+from intention._checks import shape
 
 
 def multihead(mixer: Any, query: Tensor, key: Tensor, value: Tensor) -> bool:

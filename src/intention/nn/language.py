@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as TF
 from torch import Tensor, nn
 
-from intention.checks import choice
+from intention._checks import choice
 from intention.nn import checks
 from intention.nn.mixers import make_mixer
 from intention.nn.multihead import Multihead, Stream

@@ -23,8 +23,8 @@ import math
 import torch
 from torch import Tensor
 
-from intention import checks
-from intention.covariance import Covariance
+from intention import _checks as checks
+from intention._covariance import Covariance
 
 SCALES = ("variance", "output", "attention")
 Scale = float | str | None

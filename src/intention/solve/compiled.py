@@ -17,13 +17,14 @@ import torch
 from torch import Tensor
 from torch.library import Library, infer_schema, register_autograd, register_fake, register_vmap
 
-from intention.solve import inverse, sequence, sigma, transform
-from intention.solve.batch import backward_batch, solve_batch
+from intention.solve.causal import sequence
 from intention.solve.doors import gather_batch, refuse_onnx, scatter_batch
 from intention.solve.ladder import REFINED, Report, warn_inaccurate, whole
-from intention.solve.problem import Plan, Problem
-from intention.solve.pullback import Needs
-from intention.solve.rows import Points, transform_rows
+from intention.solve.matrix import inverse
+from intention.solve.problem import Needs, Plan, Problem
+from intention.solve.ridge.by_route import backward_batch, solve_batch
+from intention.solve.transform import fused, transform
+from intention.solve.transform.rows import Points, transform_rows
 
 Opt = Optional[Tensor]  # noqa: UP045 - infer_schema reads the annotations itself
 
@@ -291,7 +292,7 @@ def _causal_grad(ctx: Any, grad: Any, *_: Any) -> Any:
 def _sigma(
     query: Tensor, key: Tensor, value: Tensor, alpha: Tensor, gain: Opt, trusted: bool, keep: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return _plain(*sigma.answer(Problem(query, key, value, None, alpha, gain), trusted, keep))  # type: ignore[return-value]
+    return _plain(*fused.answer(Problem(query, key, value, None, alpha, gain), trusted, keep))  # type: ignore[return-value]
 
 
 def _sigma_fake(query: Any, key: Any, value: Any, alpha: Any, gain: Any, trusted: Any, keep: Any) -> Any:
@@ -320,7 +321,7 @@ def _sigma_backward(
     problem = Problem(query, key, value, None, alpha, gain)
     d_query, d_key, d_value, d_alpha, d_gain = needs
     asked = Needs(d_query, d_key, d_value, False, d_alpha, d_gain)
-    grads = sigma.pull(grad, problem, out, kept, matrix, packed, asked)
+    grads = fused.pull(grad, problem, out, kept, matrix, packed, asked)
     return _some([*grads[:3], *grads[4:]], needs)
 
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from intention import checks
+from intention import _checks as checks
 from intention.solve.factor import LIMITS, SMALL_CORRECTION
 from intention.solve.problem import Fit, Plan, Problem, fit, predict, refine
 
@@ -35,11 +35,22 @@ class AccuracyWarning(UserWarning):
 
 
 class Report(NamedTuple):
-    """Per element: the route that produced the answer, an estimate of cond(Sigma), the estimated relative error."""
+    """Per fit: the route that produced the answer, how well Sigma is conditioned, how exact the answer is.
 
-    route: Tensor  # (B,) an index into ROUTES, as a float
+    `route` indexes `ROUTES`; `condition` estimates cond(Sigma); `error` estimates the relative error of the
+    prediction (for sigma_intention: of the scores): rounding times condition where the plain factor served, the size of
+    the last refinement step elsewhere. `functional.Info` is this class, in the leading dimensions of keys, values,
+    weights and alpha together; where queries have fits of their own (causal, or a mask that differs between queries) in
+    those of the output, the worst over queries.
+    """
+
+    route: Tensor  # (B,), on its way through the solver a float
     condition: Tensor  # (B,)
     error: Tensor  # (B,)
+
+    def told(self) -> Report:
+        """As a user gets it: routes are integers, and nothing of ours can be written into."""
+        return Report(self.route.to(torch.int8), self.condition.clone(), self.error.clone())
 
 
 def base_report(dual: bool, ratio: Tensor, dtype: torch.dtype) -> Report:

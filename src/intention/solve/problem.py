@@ -8,6 +8,7 @@ with K~ = sqrt(w) K and V~ = sqrt(w) V. c is 1 for the ridge covariance and 1 - 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple, overload
 
 import torch
@@ -15,6 +16,8 @@ from torch import Tensor
 
 from intention.solve.centring import without_rounding
 from intention.solve.factor import Factor, cholesky, mm, orthogonal, pseudo, solve, wants_inverse
+
+Invert = Callable[[Tensor], Tensor]  # b -> Sigma^-1 b
 
 
 class Plan(NamedTuple):
@@ -92,6 +95,29 @@ class Problem(NamedTuple):
             return self.key, self.value
         root = self.weight.sqrt().unsqueeze(-1)
         return self.key * root, self.value * root
+
+
+class Grads(NamedTuple):
+    """Gradients of the tensors of a problem; None where none was asked for."""
+
+    query: Tensor | None
+    key: Tensor | None
+    value: Tensor | None
+    weight: Tensor | None
+    alpha: Tensor | None
+    gain: Tensor | None
+    alpha_terms: Tensor | None = None  # root sum of squares of the terms that alpha's gradient adds up
+
+
+class Needs(NamedTuple):
+    """Which of them are asked for."""
+
+    query: bool = True
+    key: bool = True
+    value: bool = True
+    weight: bool = True
+    alpha: bool = True
+    gain: bool = True
 
 
 class Fit(NamedTuple):

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 HERE = Path(__file__).resolve().parent
-SOURCES = HERE  # of the C++ files
+SOURCES = HERE / "csrc"
 NAME = "_kernels.so"  # on macOS too: ctypes asks for a file, not for an ending
 COMPILERS = ("c++", "g++", "clang++")
 COMMON = ("-std=c++17", "-fPIC", "-fvisibility=hidden", "-pthread", "-fno-math-errno", "-ffp-contract=fast")

@@ -9,8 +9,7 @@ from torch import Tensor
 from intention.solve.factor import wants_inverse
 from intention.solve.native.call import BACKWARD, FORWARD, call, described, pointer, readable, room
 from intention.solve.native.library import kernel
-from intention.solve.problem import Plan, Problem
-from intention.solve.pullback import Grads, Needs
+from intention.solve.problem import Grads, Needs, Plan, Problem
 
 
 class Found(NamedTuple):

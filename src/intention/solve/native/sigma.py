@@ -23,8 +23,7 @@ from intention.solve.native.call import (
     room,
 )
 from intention.solve.native.library import available, kernel
-from intention.solve.problem import Plan, Problem
-from intention.solve.pullback import Grads, Needs
+from intention.solve.problem import Grads, Needs, Plan, Problem
 
 _PLANS = [Plan(dual, intercept=False, scale=1.0) for dual in (False, True)]
 _ROWS = 64  # queries that are worth a part of their own: a block of the kernel

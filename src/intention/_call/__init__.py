@@ -1,0 +1,1 @@
+"""From the arguments of a call to batches that can be solved, and back."""

@@ -1,0 +1,1 @@
+"""Sequences: states that tokens are added to, and recurrent forms of the other mixers."""

@@ -1,0 +1,326 @@
+"""Causal Intention over sequences: a state of constant size, forgetting, and packed sequences.
+
+The fit of token t sees tokens <= t, each with its weight and what is left of it after later decays:
+
+    S_t = gamma_t S_{t-1} + w_t k_t k_t',   B_t = gamma_t B_{t-1} + w_t k_t v_t',   o_t = q_t (c S_t + alpha I)^-1 B_t
+
+S and B are the state: its size does not depend on the number of tokens.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any
+
+import torch
+import torch.nn.functional as TF
+from torch import Tensor
+
+from intention import _checks as checks
+from intention._call.arguments import full_precision
+from intention._call.layout import Inputs
+from intention._call.softmax import scored
+from intention._covariance import default_alpha, gain_of, largest_alpha
+from intention.context import storage
+from intention.solve.causal.chunks import Tokens
+from intention.solve.causal.each_query import triangle
+from intention.solve.causal.sequence import causal
+from intention.solve.doors import compiling, gradient_free, look
+from intention.solve.ladder import Report
+
+SUMS = torch.float64
+SLOPES_RATIO = 1e4  # the condition up to which sums in float64 serve gradients, whose errors grow with its square
+
+
+@dataclass(frozen=True)
+class CausalState:
+    """The sums over the tokens so far. Nothing is changed in place: `prefill` and `step` give a new state.
+
+    >>> state = CausalState.empty(3, 2, alpha=0.1)
+    >>> q, k, v = torch.randn(5, 3), torch.randn(5, 3), torch.randn(5, 2)
+    >>> first, state = state.prefill(q[:4], k[:4], v[:4])
+    >>> last, state = state.step(q[4], k[4], v[4])
+    >>> whole = causal_intention(q, k, v, alpha=0.1)
+    >>> torch.allclose(torch.cat([first, last[None]]), whole, atol=1e-5)
+    True
+    """
+
+    gram: Tensor  # (..., d, d), float64: S
+    cross: Tensor  # (..., d, k), float64: B
+    alpha: Tensor  # (...)
+    covariance: str = "ridge"
+
+    @staticmethod
+    def empty(
+        d: int,
+        k: int,
+        lead: tuple[int, ...] = (),
+        *,
+        alpha: float | Tensor | None = None,
+        covariance: str = "ridge",
+        device: Any = None,
+    ) -> CausalState:
+        """Before the first token. `alpha` (one per head) broadcasts to the leading dimensions."""
+        alpha = _alpha(alpha, covariance, device)
+        lead = tuple(torch.broadcast_shapes(lead, alpha.shape))
+        gram, cross = (torch.zeros(*lead, d, size, dtype=SUMS, device=device) for size in (d, k))
+        return CausalState(gram, cross, alpha, covariance)
+
+    def prefill(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        weight: Tensor | None = None,
+        decay: Tensor | None = None,
+        scale: float | None = None,
+    ) -> tuple[Tensor, CausalState]:
+        """Answers (..., N, k) to the next N tokens, all at once, and the state after them."""
+        return _run(query, key, value, weight, decay, scale, self)[:2]  # type: ignore[return-value]
+
+    def step(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        weight: Tensor | None = None,
+        decay: Tensor | None = None,
+        scale: float | None = None,
+    ) -> tuple[Tensor, CausalState]:
+        """The answer (..., k) to one token (..., d), and the state after it."""
+        for name, x in (("weight", weight), ("decay", decay)):
+            if x is not None:
+                checks.tensor_of_tokens(name, x)
+        out, state = self.prefill(
+            query.unsqueeze(-2),
+            key.unsqueeze(-2),
+            value.unsqueeze(-2),
+            weight=None if weight is None else weight.unsqueeze(-1),
+            decay=None if decay is None else decay.unsqueeze(-1),
+            scale=scale,
+        )
+        return out.squeeze(-2), state
+
+    def reorder(self, index: Tensor, dim: int = 0) -> CausalState:
+        """The states of other sequences of the batch, in another order: what a beam search needs."""
+        alpha = self.alpha.expand(self.gram.shape[:-2])
+        gram, cross, alpha = (x.index_select(dim, index) for x in (self.gram, self.cross, alpha))
+        return CausalState(gram, cross, alpha, self.covariance)
+
+    def detach(self) -> CausalState:
+        """The same state without the graph that led to it."""
+        return CausalState(self.gram.detach(), self.cross.detach(), self.alpha.detach(), self.covariance)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Plain tensors."""
+        convex = torch.tensor(self.covariance == "convex")
+        tensors = {"gram": self.gram, "cross": self.cross, "alpha": self.alpha, "convex": convex}
+        return {name: x.detach().clone(memory_format=torch.contiguous_format) for name, x in tensors.items()}
+
+    @staticmethod
+    def from_state_dict(state: dict[str, Tensor]) -> CausalState:
+        if missing := {"gram", "cross", "alpha", "convex"} - set(state):
+            raise ValueError(f"this is not the whole state of a CausalState: {', '.join(sorted(missing))} missing")
+        covariance = "convex" if bool(state["convex"]) else "ridge"
+        return CausalState(state["gram"], state["cross"], state["alpha"], covariance)
+
+    def save(self, path: str | PathLike) -> None:
+        """A safetensors file."""
+        storage.save(self.state_dict(), path)
+
+    @staticmethod
+    def load(path: str | PathLike, device: str = "cpu") -> CausalState:
+        return CausalState.from_state_dict(storage.load(path, device))
+
+
+def causal_intention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    alpha: float | Tensor | None = None,
+    covariance: str = "ridge",
+    weight: Tensor | None = None,
+    decay: Tensor | None = None,
+    scale: float | None = None,
+    cu_seqlens: Tensor | None = None,
+) -> Tensor:
+    """The answer to every token from a fit of the tokens up to it, in O(N (d^2 + d k)) time.
+
+    Args:
+        query, key: (..., N, d).
+        value: (..., N, k).
+        alpha, covariance, scale: as in `functional.intention`; the covariance is "ridge" or "convex".
+        weight: (..., N) >= 0; 0 leaves a token out (padding), others are input gates.
+        decay: (..., N) in (0, 1]: at token t everything before it counts decay_t times what it did. alpha does not
+            decay.
+        cu_seqlens: (S + 1,) integers from 0 to N: the sequences of a packed batch, each with a fit of its own.
+    """
+    regulariser = _alpha(alpha, covariance, query.device)
+    if cu_seqlens is not None:
+        return _packed(query, key, value, regulariser, covariance, weight, decay, scale, cu_seqlens)
+    return _run(query, key, value, weight, decay, scale, (regulariser, covariance))[0]
+
+
+def _alpha(alpha: float | Tensor | None, covariance: str, device: Any) -> Tensor:
+    checks.choice("covariance", covariance, ("ridge", "convex"))
+    if isinstance(alpha, Tensor):
+        return alpha
+    alpha = default_alpha(covariance) if alpha is None else alpha
+    checks.alpha_number(alpha, largest_alpha(covariance))
+    return torch.tensor(float(alpha), dtype=SUMS, device=device)  # rounded where the tokens are
+
+
+def _run(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor | None,
+    weight: Tensor | None,
+    decay: Tensor | None,
+    scale: float | None,
+    before: CausalState | tuple[Tensor, str],
+) -> tuple[Tensor, CausalState | None, Report]:
+    """Answers, the state after them where there was one, a report; without values answers are transformed queries."""
+    read = key if value is None else value
+    checks.points(query, key, read)
+    checks.scale(scale)
+    n = key.shape[-2]
+    if query.shape[-2] != n:
+        raise ValueError(f"every token has a query, a key and a value, got {query.shape[-2]} queries and {n} keys")
+    state = before if isinstance(before, CausalState) else None
+    alpha, covariance = (before.alpha, before.covariance) if isinstance(before, CausalState) else before
+    shapes = {"query": query.shape[:-2], "key": key.shape[:-2], "value": read.shape[:-2], "alpha": alpha.shape}
+    for name, x in (("weight", weight), ("decay", decay)):
+        if x is not None:
+            checks.per_token(name, x, n)
+            shapes[name] = x.shape[:-1]
+    if state is not None:
+        checks.state_of(state.gram, state.cross, key.shape[-1], 0 if value is None else read.shape[-1])
+        shapes["state"] = state.gram.shape[:-2]
+    lead = checks.leading(**shapes)
+    dtype = torch.promote_types(torch.promote_types(query.dtype, key.dtype), read.dtype)
+    working = torch.float64 if dtype == torch.float64 else torch.float32
+
+    def flat(x: Tensor | None, trailing: int, to: torch.dtype = working) -> Tensor | None:
+        if x is None:
+            return None
+        own = x.shape[x.dim() - trailing :]
+        return x.to(to).expand((*lead, *own)).reshape(math.prod(lead), *own)
+
+    regulariser: Any = flat(alpha.to(query.device), 0)
+    logs = None if decay is None else flat(decay, 1, SUMS).log()  # type: ignore[union-attr]
+    sums = (None, None) if state is None else (flat(state.gram, 2, SUMS), flat(state.cross, 2, SUMS))
+    if value is None:
+        sums = (sums[0], None)
+    gain = gain_of(regulariser, covariance)
+    tokens = Tokens(flat(query, 2), flat(key, 2), flat(value, 2), flat(weight, 1), regulariser, gain, *sums)  # type: ignore[arg-type]
+    out, packed = causal(tokens, logs)
+    report = Report(*(x.reshape(lead) for x in packed.unbind(-1)))
+    if scale is not None:
+        out = out * scale
+    out = out.reshape(*lead, *out.shape[1:]).to(dtype)
+    if state is None:
+        return out, None, report
+    gram, cross = (x.reshape(*lead, *x.shape[1:]) for x in _after(tokens, logs))
+    return out, dataclasses.replace(state, gram=gram, cross=cross), report
+
+
+def _after(tokens: Tokens, log_decay: Tensor | None) -> tuple[Tensor, Tensor]:
+    """S and B after the last token."""
+    assert tokens.gram is not None
+    if not tokens.key.shape[1]:
+        return tokens.gram, tokens.gram[..., :0] if tokens.cross is None else tokens.cross
+    key = tokens.key.to(SUMS)
+    value = key[..., :0] if tokens.value is None else tokens.value.to(SUMS)
+    counted = key if tokens.weight is None else key * tokens.weight.unsqueeze(-1).to(SUMS)
+    whole: Any = 1.0
+    if log_decay is not None:
+        total = log_decay.cumsum(1).unsqueeze(-1)
+        counted = counted * (total[:, -1:] - total).exp()
+        whole = total[:, -1:].exp()
+    gram, cross = counted.mT @ key, counted.mT @ value
+    return whole * tokens.gram + gram, cross if tokens.cross is None else whole * tokens.cross + cross  # type: ignore[operator]
+
+
+def _packed(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    alpha: Tensor,
+    covariance: str,
+    weight: Tensor | None,
+    decay: Tensor | None,
+    scale: float | None,
+    cu_seqlens: Tensor,
+) -> Tensor:
+    """Sequences of similar length side by side: at most half of what is computed is padding."""
+    n = key.shape[-2]
+    ends = checks.cu_seqlens(cu_seqlens, n)
+    spans = [(a, b) for a, b in itertools.pairwise(ends) if b > a]
+    groups: dict[int, list[tuple[int, int]]] = {}
+    for a, b in spans:
+        groups.setdefault((b - a - 1).bit_length(), []).append((a, b))
+    if not spans:
+        return query @ (key.mT @ value)
+    outs, places = [], []
+    for group in groups.values():
+        longest = max(b - a for a, b in group)
+        steps = torch.arange(longest, device=key.device)
+        first = torch.tensor([a for a, _ in group], device=key.device)[:, None]
+        length = torch.tensor([b - a for a, b in group], device=key.device)[:, None]
+        there = steps < length
+        index = torch.where(there, first + steps, first)
+
+        def part(x: Tensor, dim: int, index: Tensor = index) -> Tensor:
+            return x.index_select(dim, index.flatten()).unflatten(dim, index.shape)
+
+        own = there.to(key.dtype) if weight is None else torch.where(there, part(weight, -1), 0.0)
+        fade = None if decay is None else torch.where(there, part(decay, -1), 1.0)
+        before = (alpha.unsqueeze(-1) if alpha.dim() else alpha, covariance)
+        out, *_ = _run(part(query, -2), part(key, -2), part(value, -2), own, fade, scale, before)
+        outs.append(out.flatten(-3, -2).index_select(-2, there.flatten().nonzero()[:, 0]))
+        places.append(index[there])
+    return torch.cat(outs, -2).index_select(-2, torch.cat(places).argsort())
+
+
+@full_precision
+def sigma_stream(
+    query: Tensor, key: Tensor, value: Tensor, alpha: Tensor, covariance: str, scale: float | None, memory: Any
+) -> tuple[Tensor, Any]:
+    """sigma-Intention of the next tokens. Sigma is a sum; the softmax needs all keys and values."""
+    lead = key.shape[:-2]
+    if memory is None:
+        d, place = key.shape[-1], key.device
+        state = CausalState.empty(d, 0, lead, alpha=alpha, covariance=covariance, device=place)
+        memory = (key[..., :0, :], value[..., :0, :], state)
+    keys, values, state = memory
+    seen, free = keys.shape[-2], gradient_free(key, keys, state.gram)
+    # Slopes through Sigma and through the keys that the softmax meets nearly cancel: added unrounded
+    key = key if free else key.to(SUMS)
+    keys, values = torch.cat([keys, key], -2), torch.cat([values, value], -2)
+    shown = None if seen == 0 else triangle(query.shape[-2], keys.shape[-2], key.device, seen)
+
+    def transformed(query: Tensor, key: Tensor, before: Any) -> tuple[Tensor, Any, bool]:
+        moved, after, report = _run(query, key, None, None, None, scale, before)
+        told = Inputs(query, key, value, None, alpha, None)
+        moved, _, again = scored(moved[..., key.shape[-2] - m :, :], keys.to(moved.dtype), report, "auto", told)
+        steep = not free and not compiling() and look(report.condition).amax().item() > SLOPES_RATIO
+        return moved, after, again or steep
+
+    m, working = query.shape[-2], torch.float64 if query.dtype == torch.float64 else torch.float32
+    moved, after, again = transformed(query.to(working), key.to(working), state)
+    if again and free:
+        moved, after, _ = transformed(query.double(), key.double(), state)
+    elif again:  # of the sums slopes know too little, and here all keys are known
+        moved, *_ = transformed(TF.pad(query.double(), (0, 0, seen, 0)), keys.double(), (state.alpha, covariance))
+    if not free:
+        after = dataclasses.replace(after, gram=state.gram + key.mT @ key)
+    k, v = keys.to(moved.dtype), values.to(moved.dtype)
+    out = TF.scaled_dot_product_attention(moved, k, v, shown, is_causal=seen == 0, scale=1.0)
+    return out.to(value.dtype), (keys, values, after)

@@ -1,0 +1,1 @@
+"""Sequences: the fit of token t sees tokens <= t."""

@@ -1,0 +1,1 @@
+"""A given matrix: its inverse, its inverse root."""

@@ -1,0 +1,266 @@
+"""A batch of problems, forward and first-order backward, each element by the route it needs."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from intention import _checks as checks
+from intention.solve.doors import no_autocast, sum_neighbours, unobserved
+from intention.solve.factor import LIMITS, Factor, solve, wants_inverse
+from intention.solve.ladder import (
+    FLOAT64,
+    PINV,
+    PRIMAL,
+    QR,
+    REFINED,
+    base_report,
+    climb,
+    climb_on,
+    has_float64,
+    pack,
+    redo_problem,
+    redo_rtol,
+    screen,
+    uneventful,
+    unpack,
+)
+from intention.solve.native import ridge as native
+from intention.solve.native.call import PLAIN, SOME_LEFT
+from intention.solve.problem import Fit, Grads, Needs, Plan, Problem, fit, pick, predict, refine
+from intention.solve.ridge.gradients import Mode, pullback
+
+METHODS = {"primal": "cholesky", "dual": "cholesky", "float64": "cholesky", "qr": "qr", "pinv": "pinv"}
+# alpha's gradient is made again in float64 where it is smaller than this times the root sum of squares of its terms
+CANCELLED = 0.1
+_NAMED_ROUTE = {"float64": FLOAT64, "qr": QR, "pinv": PINV}
+
+
+Solution = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+@no_autocast
+def solve_batch(
+    problem: Problem, plan: Plan, solver: str, trusted: bool, keep: bool = True, light: bool = True
+) -> Solution:
+    """The one implementation: (out, coefficients, factor, packed report).
+
+    Without `keep` there will be no backward: the coefficients and the factor may be anything. `light`: ratios alone may
+    stand for a report in which nothing happened.
+    """
+    if solver == "auto" and (found := native.forward(problem, plan, keep)) is not None:
+        return _checked(problem, plan, found, keep and light)
+    shape = (*problem.query.shape[:-1], problem.value.shape[-1])
+    problem = problem.expanded()
+    if solver != "auto":
+        out, fitted, packed = _named(problem, plan, solver, trusted)
+        return out.view(shape), fitted.coef, fitted.factor.matrix, packed
+    fitted = fit(problem, plan, "cholesky")
+    out, coef, packed = predict(fitted, plan), fitted.coef, fitted.factor.ratio
+    if not trusted:
+        packed = screen(packed, problem.weight, problem.alpha, problem.gain)
+    if not packed.amax().item() < LIMITS[out.dtype, plan.dual].easy:  # the one look at the host; NaN is not less
+        out, coef, report = climb(problem, plan, fitted, out.contiguous())
+        packed = pack(report)
+    return out.view(shape), coef, fitted.factor.matrix, packed
+
+
+def _checked(problem: Problem, plan: Plan, found: native.Found, light: bool) -> Solution:
+    """An answer of the compiled kernels, which have looked at the values and climbed; as it is, or after the SVD."""
+    out, coef, matrix, packed, status = found
+    if status == PLAIN:
+        return out, coef, matrix, packed[:, 1] if light else packed  # the ratios alone tell a backward that all is well
+    if status == SOME_LEFT:
+        checks.require_values(problem.weight, problem.alpha, problem.gain)
+        flat, report = problem.expanded(), unpack(packed, plan.dual, out.dtype)
+        left = ~(report.condition < LIMITS[out.dtype, plan.dual].easy) & (report.route < REFINED)
+        todo = left.nonzero()[:, 0]
+        climb_on(flat, plan, out.view(flat.query.shape[0], *out.shape[-2:]), report, todo)
+    return out, coef, matrix, packed
+
+
+def _named(problem: Problem, plan: Plan, solver: str, trusted: bool) -> tuple[Tensor, Fit, Tensor]:
+    """One route for all, never looking at the host: elements that fail become NaN."""
+    dtype = problem.query.dtype
+    if solver == "float64":
+        problem = problem.take(None, torch.float64)
+    fitted = fit(problem, plan, METHODS[solver], max(problem.key.shape[1:]) * torch.finfo(dtype).eps)
+    size = None
+    if solver in _NAMED_ROUTE:
+        fitted, size = refine(fitted, plan)
+    ratio = fitted.factor.ratio
+    if not trusted:
+        ratio = screen(ratio, problem.weight, problem.alpha, problem.gain)
+    out = torch.where(torch.isfinite(ratio).view(-1, 1, 1), predict(fitted, plan), torch.nan).to(dtype)
+    report = base_report(plan.dual, ratio.to(dtype), dtype)
+    if size is not None:
+        report = report._replace(route=torch.full_like(report.route, _NAMED_ROUTE[solver]), error=size.to(dtype))
+    return out, fitted, pack(report)
+
+
+@no_autocast
+def backward_batch(
+    grad: Tensor,
+    problem: Problem,
+    coef: Tensor,
+    matrix: Tensor,
+    packed: Tensor,
+    plan: Plan,
+    solver: str,
+    needs: Needs,
+) -> Grads:
+    """First-order gradients, each element by the route and in the precision of its forward."""
+    shared = problem
+    if solver == "auto" and (grads := _compiled(problem, plan, grad, coef, matrix, packed, needs)) is not None:
+        return grads if grads.query is not None and grads.query.dim() > 3 else shaped_like(shared, grads)
+    problem = problem.expanded()
+    grad = grad.reshape(problem.query.shape[0], *grad.shape[-2:])
+    if solver != "auto":
+        grads = _replay(problem, plan, grad, coef, matrix, solver, needs)
+    else:
+        grads = _by_route(problem, plan, grad, coef, matrix, packed, needs)
+    return shaped_like(shared, grads)
+
+
+def shaped_like(problem: Problem, grads: Grads) -> Grads:
+    """Undo `expanded`."""
+    query, key, value = grads[:3]
+    if problem.query.dim() > 3:
+        query, key, value = (
+            None if g is None else g.reshape(x.shape) for g, x in zip(grads[:3], problem[:3], strict=True)
+        )
+    else:
+        times = problem.query.shape[0] // max(problem.key.shape[0], 1)
+        key, value = sum_neighbours(key, times), sum_neighbours(value, times)
+    return grads._replace(query=query, key=key, value=value)
+
+
+def _compiled(
+    problem: Problem, plan: Plan, grad: Tensor, coef: Tensor, matrix: Tensor, packed: Tensor, needs: Needs
+) -> Grads | None:
+    """By the compiled kernels, where autograd does not watch: all routes but the SVD."""
+    grads = native.backward(problem, plan, grad, coef, matrix, packed, needs) if unobserved() else None
+    if grads is None or uneventful(packed):
+        return grads
+    route = unpack(packed, plan.dual, grad.dtype).route
+    index = (route == PINV).nonzero()[:, 0]
+    if not index.numel():
+        return grads
+    flat, grad = problem.expanded(), grad.reshape(route.shape[0], *grad.shape[-2:])
+    part = _redo(flat, plan, grad, coef, matrix, index, PINV, needs)
+    return _merge(_flat(grads, problem), part, index, route.shape[0])
+
+
+def _widened(grad: Tensor, needed: bool) -> bool:
+    """Whether a gradient that float32 may lose to cancellation is asked for in float32."""
+    return needed and grad.dtype != torch.float64 and has_float64(grad.device)
+
+
+def _flat(grads: Grads, problem: Problem) -> Grads:
+    """One flat batch."""
+    if problem.query.dim() == 3:
+        return grads
+    return grads._replace(
+        query=None if grads.query is None else grads.query.flatten(0, -3),
+        key=None if grads.key is None else grads.key.flatten(0, -3),
+        value=None if grads.value is None else grads.value.flatten(0, -3),
+    )
+
+
+def _by_route(
+    problem: Problem, plan: Plan, grad: Tensor, coef: Tensor, matrix: Tensor, packed: Tensor, needs: Needs
+) -> Grads:
+    """All elements by the plain factor, then those of every other route again, their own way."""
+    needs_weight = needs.weight and problem.weight is not None
+    if uneventful(packed) and not _widened(grad, needs.alpha or needs_weight):
+        return _replay(problem, plan, grad, coef, matrix, "auto", needs)
+    route = unpack(packed, plan.dual, grad.dtype).route
+    if _widened(grad, needs_weight):
+        # a weight's gradient holds the residual V - KW, which float32 loses where the fit is close
+        route = route.clamp_min(FLOAT64)
+    plain = uneventful(packed) and not needs_weight
+    codes = [PRIMAL] if plain else [int(code) for code in route.unique().tolist()]
+    grads = None
+    if codes[0] < REFINED:
+        grads = _replay(problem, plan, grad, coef, matrix, "auto", needs)
+    for code in codes:
+        if code >= REFINED:
+            index = None if len(codes) == 1 else (route == code).nonzero()[:, 0]
+            part = _redo(problem, plan, grad, coef, matrix, index, code, needs)
+            grads = part if index is None else _merge(grads, part, index, problem.query.shape[0])
+    assert grads is not None
+    if _widened(grad, needs.alpha):
+        return _sure_alpha(problem, plan, grad, coef, matrix, route, grads)
+    return grads
+
+
+def _sure_alpha(
+    problem: Problem, plan: Plan, grad: Tensor, coef: Tensor, matrix: Tensor, route: Tensor, grads: Grads
+) -> Grads:
+    """alpha's gradient is a sum that may cancel: where it does, the few that remain are made in float64."""
+    if grads.alpha is None or grads.alpha_terms is None:
+        return grads
+    cancelled = (grads.alpha.abs() < CANCELLED * grads.alpha_terms) & (route <= REFINED)
+    index = cancelled.nonzero()[:, 0]
+    if not index.numel():
+        return grads
+    only = Needs(False, False, False, False, True, False)
+    part = _redo(problem, plan, grad, coef, matrix, index, FLOAT64, only)
+    assert part.alpha is not None
+    return grads._replace(alpha=grads.alpha.index_copy(0, index, part.alpha))
+
+
+def _replay(
+    problem: Problem, plan: Plan, grad: Tensor, coef: Tensor, matrix: Tensor, solver: str, needs: Needs
+) -> Grads:
+    """Gradients with the saved factor, in its precision."""
+    dtype = grad.dtype
+    if matrix.dtype != dtype:
+        problem, grad = problem.take(None, matrix.dtype), grad.to(matrix.dtype)
+    n, k = matrix.shape[-1], coef.shape[-1]
+    inverse = solver == "pinv" or (solver != "qr" and wants_inverse(n, k))
+    factor = Factor(matrix, inverse, matrix)
+    mode = Mode(refined=solver in _NAMED_ROUTE, deficient=solver == "pinv")
+    grads = pullback(problem, plan, grad, lambda y: solve(factor, y), coef, needs, mode)
+    return grads if matrix.dtype == dtype else cast_grads(grads, dtype)
+
+
+def _redo(
+    problem: Problem,
+    plan: Plan,
+    grad: Tensor,
+    coef: Tensor,
+    matrix: Tensor,
+    index: Tensor | None,
+    code: int,
+    needs: Needs,
+) -> Grads:
+    """Gradients of the elements `index` by the route `code`."""
+    dtype = grad.dtype
+    if code == REFINED:
+        sub, inverse = problem.take(index, dtype), wants_inverse(matrix.shape[-1], coef.shape[-1])
+        factor, coef = Factor(pick(matrix, index, dtype), inverse, matrix), pick(coef, index, dtype)
+    else:
+        sub = redo_problem(problem, index, code)
+        method = {FLOAT64: "cholesky", PINV: "pinv", QR: "qr"}[code]
+        fitted, _ = refine(fit(sub, plan, method, redo_rtol(problem)), plan)
+        factor, coef = fitted.factor, fitted.coef
+    g = pick(grad, index, sub.query.dtype)
+    mode = Mode(refined=True, deficient=code == PINV)
+    grads = pullback(sub, plan, g, lambda y: solve(factor, y), coef, needs, mode)
+    return cast_grads(grads, dtype)
+
+
+def cast_grads(grads: Grads, dtype: torch.dtype) -> Grads:
+    return Grads(*(None if g is None else g.to(dtype) for g in grads))
+
+
+def _merge(into: Grads | None, part: Grads, index: Tensor, batch: int) -> Grads:
+    """Put the gradients of the elements `index` in their places."""
+
+    def place(old: Tensor | None, new: Tensor | None) -> Tensor | None:
+        if new is None:
+            return None
+        return (new.new_zeros(batch, *new.shape[1:]) if old is None else old).index_copy(0, index, new)
+
+    return Grads(*(place(old, new) for old, new in zip(into or (None,) * len(part), part, strict=True)))

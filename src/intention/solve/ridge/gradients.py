@@ -1,0 +1,225 @@
+"""Gradients of Q W by hand: they reuse the factor, and hold at weights of 0.
+
+Everything is out of place and differentiable, so the same lines serve the first backward (with the saved factor) and
+every higher order (with an `invert` that autograd can follow).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from intention.solve.doors import unobserved
+from intention.solve.factor import mm
+from intention.solve.problem import Grads, Invert, Needs, Plan, Problem
+
+
+class Mode(NamedTuple):
+    """`refined`: one refinement step, its residual taken from K; `deficient`: the terms of Sigma^+ at alpha = 0."""
+
+    refined: bool
+    deficient: bool
+
+
+PLAIN = Mode(refined=False, deficient=False)
+
+
+def pullback(
+    problem: Problem, plan: Plan, grad: Tensor, invert: Invert, coef: Tensor, needs: Needs, mode: Mode = PLAIN
+) -> Grads:
+    """Gradients for an incoming `grad` (B, M, k)."""
+    if not plan.intercept:
+        inner = _dual if plan.dual else _primal
+        return inner(problem, grad * plan.scale if plan.scale != 1 else grad, invert, coef, needs, mode)
+    return _with_intercept(problem, plan, grad, invert, coef, needs, mode)
+
+
+def _with_intercept(
+    problem: Problem, plan: Plan, grad: Tensor, invert: Invert, coef: Tensor, needs: Needs, mode: Mode
+) -> Grads:
+    # out = (Q - mu_K) W + mu_V with mu = sum_i w_i x_i / sum_i w_i
+    centred, _, share, total = problem.centred()
+    below = plan._replace(intercept=False)
+    all_three = needs._replace(query=True, key=True, value=True)
+    g = pullback(centred, below, grad, invert, coef, all_three, mode)
+    assert g.query is not None
+    assert g.key is not None
+    assert g.value is not None
+    mean_key = -g.query.sum(1, keepdim=True) - g.key.sum(1, keepdim=True)  # (B, 1, d)
+    mean_value = grad.sum(1, keepdim=True) - g.value.sum(1, keepdim=True)  # (B, 1, k)
+    key, value, weight = g.key + share.unsqueeze(-1) * mean_key, g.value + share.unsqueeze(-1) * mean_value, g.weight
+    if needs.weight and weight is not None:
+        pull = (centred.key * mean_key).sum(-1) + (centred.value * mean_value).sum(-1)
+        weight = weight + pull / total.unsqueeze(1)
+    return g._replace(key=key, value=value, weight=weight)
+
+
+def _primal(p: Problem, grad: Tensor, invert: Invert, w: Tensor, needs: Needs, mode: Mode) -> Grads:
+    d, k = w.shape[1:]
+    y = mm(p.query.mT, grad)
+    z = invert(y)  # Z = Sigma^-1 Q'g
+    if mode.refined:
+        inside = mm(p.key.mT, _per_point(p.weight, mm(p.key, z)))
+        z = z + invert(y - _per_element(p.gain, inside) - p.alpha.view(-1, 1, 1) * z)
+    whole = y if mode.deficient else None
+    del y  # its memory serves again below
+    s = mm(p.key, z)  # S = K Z
+    needs_weight, needs_gain = needs.weight and p.weight is not None, needs.gain and p.gain is not None
+    key = weight = gain = rest = fitted = None
+    if 2 * k < d or needs_weight or needs_gain or mode.deficient:
+        fitted = mm(p.key, w)
+        rest = p.value - _per_element(p.gain, fitted)  # R = V - c K W
+    if needs.key:
+        if rest is not None:
+            key = _minus(_outer(rest, z), p.gain, s, w.mT)
+        else:
+            zw = _outer(z, w)
+            both = zw + zw.mT
+            del zw
+            key = _minus(_outer(p.value, z), p.gain, p.key, both)
+        if whole is not None:
+            outside = whole - mm(p.key.mT, _per_point(p.weight, s))  # what of Q'g no key reaches
+            key = key + _at_zero(p.alpha, _outer(mm(p.key, invert(w)), outside))
+        key = _per_point(p.weight, key)
+    if needs_weight and rest is not None:
+        weight = (s * rest).sum(-1)
+    value = _per_point(p.weight, s)
+    if needs_gain and fitted is not None:
+        gain = -(value * fitted).sum((-2, -1))
+    return Grads(
+        query=_outer(grad, w) if needs.query else None,
+        key=key,
+        value=value if needs.value else None,
+        weight=weight,
+        alpha=-(z * w).sum((-2, -1)) if needs.alpha else None,
+        gain=gain,
+        alpha_terms=torch.linalg.vector_norm(z * w, dim=(-2, -1)) if needs.alpha else None,
+    )
+
+
+def _dual(p: Problem, grad: Tensor, invert: Invert, coef: Tensor, needs: Needs, mode: Mode) -> Grads:
+    root = None if p.weight is None else p.weight.sqrt()
+    key, value = p.weighted()
+    w = mm(key.mT, coef)  # W = K~'P
+    y = mm(p.query.mT, grad)
+    s = invert(mm(key, y))  # S = (c K~K~' + alpha I)^-1 K~ Q'g = K~ Z
+    if mode.refined:
+        outside = y - _per_element(p.gain, mm(key.mT, s))
+        s = s + invert(mm(key, outside) - p.alpha.view(-1, 1, 1) * s)
+    key_grad = weight = None
+    if needs.key:
+        both = _outer(coef, s)
+        key_grad = _minus(_outer(coef, y), p.gain, both + both.mT, key)
+        if mode.deficient:
+            rest = value - _per_element(p.gain, mm(key, w))
+            key_grad = key_grad + _at_zero(p.alpha, _outer(rest, mm(key.mT, invert(s))))
+        key_grad = _per_point(root, key_grad)
+    if needs.weight and p.weight is not None:
+        weight = _dual_weight(p, coef, s, w, y, key, invert)
+    return Grads(
+        query=_outer(grad, w) if needs.query else None,
+        key=key_grad,
+        value=_per_point(root, s) if needs.value else None,
+        weight=weight,
+        alpha=-(s * coef).sum((-2, -1)) if needs.alpha else None,
+        gain=-(mm(key.mT, s) * w).sum((-2, -1)) if needs.gain and p.gain is not None else None,
+        alpha_terms=torch.linalg.vector_norm(s * coef, dim=(-2, -1)) if needs.alpha else None,
+    )
+
+
+def _dual_weight(p: Problem, coef: Tensor, s: Tensor, w: Tensor, y: Tensor, key: Tensor, invert: Invert) -> Tensor:
+    """dw_i = (k_i Z) (v_i - c k_i W). K~Z = S and V~ - c K~W = alpha P: so alpha S_i P_i / w_i where w_i > 0."""
+    assert p.weight is not None
+    alpha = p.alpha.view(-1, 1, 1)
+    present = p.weight > 1e-20 * p.weight.amax(-1, keepdim=True)
+    there = p.alpha.unsqueeze(1) * (s * coef).sum(-1) / torch.where(present, p.weight, 1.0)
+    # elsewhere Z itself: (Q'g - c K~'S) / alpha, or K~'(K~K~')^-1 S where alpha = 0
+    outside = y - _per_element(p.gain, mm(key.mT, s))
+    z = torch.where(alpha > 0, outside / alpha, mm(key.mT, invert(s)))
+    absent = (mm(p.key, z) * (p.value - _per_element(p.gain, mm(p.key, w)))).sum(-1)
+    return torch.where(present, there, absent)
+
+
+def pushforward(problem: Problem, tangent: Problem, plan: Plan, invert: Invert, deficient: bool) -> Tensor:
+    """The tangent of Q W for tangents of every input (forward-mode AD); `tangent` has zeros where nothing moves."""
+    if plan.intercept:
+        problem, tangent, mean_tangent = _centred_tangents(problem, tangent)
+        return pushforward(problem, tangent, plan._replace(intercept=False), invert, deficient) + mean_tangent
+    w, w_t = (_dual_tangent if plan.dual else _primal_tangent)(problem, tangent, invert, deficient)
+    return (mm(tangent.query, w) + mm(problem.query, w_t)) * plan.scale
+
+
+def _primal_tangent(p: Problem, t: Problem, invert: Invert, deficient: bool) -> tuple[Tensor, Tensor]:
+    w = invert(mm(p.key.mT, _per_point(p.weight, p.value)))
+    fitted = mm(p.key, w)
+    rest = p.value - _per_element(p.gain, fitted)
+    inner = _per_point(p.weight, t.value - _per_element(p.gain, mm(t.key, w)))
+    if t.weight is not None:
+        inner = inner + t.weight.unsqueeze(-1) * rest
+    if t.gain is not None:
+        inner = inner - _per_element(t.gain, _per_point(p.weight, fitted))
+    moved = mm(t.key.mT, _per_point(p.weight, rest)) + mm(p.key.mT, inner)
+    w_t = invert(moved - t.alpha.view(-1, 1, 1) * w)
+    if deficient:  # W stays in the span of the keys, which turns: (I - K^+K) dK' (KK')^+ V
+        turn = mm(t.key.mT, _per_point(p.weight, mm(p.key, invert(w))))
+        inside = invert(mm(p.key.mT, _per_point(p.weight, mm(p.key, turn))))
+        w_t = w_t + _at_zero(p.alpha, turn - inside)
+    return w, w_t
+
+
+def _dual_tangent(p: Problem, t: Problem, invert: Invert, deficient: bool) -> tuple[Tensor, Tensor]:
+    key, value = p.weighted()
+    key_t, value_t = t._replace(weight=p.weight).weighted()
+    coef = invert(value)
+    w = mm(key.mT, coef)
+    moved = _per_element(p.gain, mm(key_t, w) + mm(key, mm(key_t.mT, coef))) + t.alpha.view(-1, 1, 1) * coef
+    if t.gain is not None:
+        moved = moved + _per_element(t.gain, mm(key, w))
+    w_t = mm(key_t.mT, coef) + mm(key.mT, invert(value_t - moved))
+    if deficient:  # (K'K)^+ dK' (I - KK^+) V, and the span of the keys turns
+        rest = value - _per_element(p.gain, mm(key, w))
+        w_t = w_t + _at_zero(p.alpha, mm(key.mT, invert(invert(mm(key, mm(key_t.mT, rest))))))
+    return w, w_t
+
+
+def _centred_tangents(problem: Problem, tangent: Problem) -> tuple[Problem, Problem, Tensor]:
+    p, _, share, total = problem.centred()
+    mean_key = torch.bmm(share.unsqueeze(1), tangent.key)
+    mean_value = torch.bmm(share.unsqueeze(1), tangent.value)
+    if tangent.weight is not None:
+        move = tangent.weight.unsqueeze(1) / total.view(-1, 1, 1)
+        mean_key = mean_key + torch.bmm(move, p.key)
+        mean_value = mean_value + torch.bmm(move, p.value)
+    t = tangent._replace(query=tangent.query - mean_key, key=tangent.key - mean_key, value=tangent.value - mean_value)
+    return p, t, mean_value
+
+
+def _at_zero(alpha: Tensor, term: Tensor) -> Tensor:
+    return torch.where(alpha.view(-1, 1, 1) == 0, term, 0.0)
+
+
+def _per_point(weight: Tensor | None, x: Tensor) -> Tensor:
+    """diag(w) x"""
+    return x if weight is None else weight.unsqueeze(-1) * x
+
+
+def _per_element(gain: Tensor | None, x: Tensor) -> Tensor:
+    """c x"""
+    return x if gain is None else gain.view(-1, 1, 1) * x
+
+
+def _minus(start: Tensor, gain: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
+    """start - c a b, where possible in the memory of `start`, which is ours"""
+    a = _per_element(gain, a)
+    if a.shape[-1] == 1:
+        return torch.addcmul(start, a, b, value=-1)
+    if unobserved():
+        return start.baddbmm_(a, b, alpha=-1)
+    return torch.baddbmm(start, a, b, alpha=-1)
+
+
+def _outer(a: Tensor, b: Tensor) -> Tensor:
+    """a b'. With one column a product of broadcasts is several times faster than BLAS on small problems."""
+    return a * b.mT if a.shape[-1] == 1 else torch.bmm(a, b.mT)

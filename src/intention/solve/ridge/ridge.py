@@ -1,0 +1,250 @@
+"""Q (c K'WK + alpha I)^-1 K'WV for a batch: one implementation behind two doors.
+
+Eager calls go through an autograd.Function, compiled ones through a custom operator; both run `solve_batch` and
+`backward_batch`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from intention import _checks as checks
+from intention.solve.doors import (
+    Door,
+    asked,
+    compiling,
+    eager,
+    forward_mode,
+    gather_batch,
+    gradient_free,
+    no_autocast,
+    scatter_batch,
+)
+from intention.solve.factor import mm
+from intention.solve.ladder import PINV, Report, has_float64, uneventful, warn_inaccurate
+from intention.solve.problem import Grads, Invert, Needs, Plan, Problem
+from intention.solve.ridge.by_route import backward_batch, cast_grads, shaped_like, solve_batch
+from intention.solve.ridge.gradients import Mode, pullback, pushforward
+from intention.solve.transform.rows import Points
+from intention.solve.transform.transform import inverter, transform
+
+# Beyond this many features d unit vectors are too much to pay for one derivative, that at w = 0.
+LARGE = 1024
+
+
+def ridge(problem: Problem, plan: Plan, solver: str, trusted: bool) -> tuple[Tensor, Tensor]:
+    """Solve a batch: (out, packed report).
+
+    `trusted`: alpha is a checked number and there are no weights, so values need no check.
+    """
+    if compiling():
+        out, _, _, packed = torch.ops.intention.ridge(*problem, *plan, solver, trusted, asked(*problem))
+    elif gradient_free(*problem):
+        out, _, _, packed = solve_batch(problem, plan, solver, trusted, False)
+    elif eager() and not forward_mode():
+        aside: list[Tensor] = []
+        out, packed = Ridge.apply(*problem, *plan, solver, trusted, aside), aside[2]
+    else:
+        out, _, _, packed = Ridge.apply(*problem, *plan, solver, trusted, None)
+    return out, packed
+
+
+def solve_points(
+    key: Tensor, value: Tensor, weight: Tensor | None, alpha: Tensor, gain: Tensor | None, size: Tensor
+) -> tuple[Tensor, Report]:
+    """Sigma^-1 K'WV (..., d, k) by the SVD of the keys, whose condition is nowhere squared. float64.
+
+    `size`: |keys| before they were centred, which left rounding of that size. Derivatives are those of the ladder,
+    whose value stands back.
+    """
+    shapes = {"key": key.shape[:-2], "value": value.shape[:-2], "alpha": alpha.shape}
+    lead = checks.leading(**shapes, weight=() if weight is None else weight.shape[:-1])
+
+    def flat(x: Tensor, *own: int) -> Tensor:
+        return x.expand((*lead, *own)).reshape(-1, *own)
+
+    key, value, alpha = flat(key, *key.shape[-2:]), flat(value, *value.shape[-2:]), flat(alpha)
+    weight, gain = None if weight is None else flat(weight, key.shape[-2]), None if gain is None else flat(gain)
+    w, report, null = _by_svd(key, value, weight, alpha, gain, flat(size, *size.shape[-2:]))
+    warn_inaccurate(report)
+    if not gradient_free(key, value, weight, alpha, gain):
+        key = key - key @ null @ null.mT
+        moving = _by_ladder(key, value, weight, alpha, gain)
+        w = moving + (w - moving).detach()
+    return w.reshape(*lead, *w.shape[-2:]), Report(*(x.reshape(lead) for x in report))
+
+
+@torch.no_grad()
+def _by_svd(
+    key: Tensor, value: Tensor, weight: Tensor | None, alpha: Tensor, gain: Tensor | None, size: Tensor
+) -> tuple[Tensor, Report, Tensor]:
+    """W = V s / (c s^2 + alpha) U'V~ with K~ = U s V', and the directions (columns) that only rounding has."""
+    root = 1.0 if weight is None else weight.sqrt().unsqueeze(-1)
+    u, s, vt, sigma, kept, noisy, lost = _spectrum(key, weight, alpha, gain, size)
+    power = torch.where(kept, s / sigma, 0.0)
+    w = torch.bmm(vt.mT, power.unsqueeze(-1) * torch.bmm(u.mT, root * value))
+    least = torch.where(kept, sigma, torch.inf).amin(-1)
+    ratio = torch.where(kept.any(-1), sigma.amax(-1) / least, 1.0)
+    eps = torch.finfo(key.dtype).eps
+    report = Report(torch.full_like(ratio, PINV), ratio + lost, eps * ratio.sqrt() + lost)
+    w = torch.where((root * key != 0).any(1).unsqueeze(-1), w, 0.0)  # a column of zeros, exactly
+    return w + lost.view(-1, 1, 1), report, vt.mT * noisy.unsqueeze(1)
+
+
+@torch.no_grad()
+def hat_of_points(key: Tensor, weight: Tensor | None, alpha: Tensor, gain: Tensor | None, size: Tensor) -> Tensor:
+    """w k Sigma^-1 k' (..., N) of the points themselves: U^2 s^2 / (c s^2 + alpha). Arguments as in `solve_points`."""
+    shapes = {"key": key.shape[:-2], "alpha": alpha.shape}
+    lead, n = checks.leading(**shapes, weight=() if weight is None else weight.shape[:-1]), key.shape[-2]
+
+    def flat(x: Tensor, *own: int) -> Tensor:
+        return x.expand((*lead, *own)).reshape(-1, *own)
+
+    args = flat(key, *key.shape[-2:]), None if weight is None else flat(weight, n), flat(alpha)
+    u, s, _, sigma, kept, _, lost = _spectrum(*args, None if gain is None else flat(gain), flat(size, *size.shape[-2:]))
+    share = torch.where(kept, s.square() / sigma, 0.0)
+    return ((u.square() * share.unsqueeze(1)).sum(-1) + lost.unsqueeze(-1)).reshape(*lead, n)
+
+
+def _spectrum(
+    key: Tensor, weight: Tensor | None, alpha: Tensor, gain: Tensor | None, size: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """U, s, V', c s^2 + alpha, which directions count, which are rounding, and NaN where an element is not finite."""
+    root = 1.0 if weight is None else weight.sqrt().unsqueeze(-1)
+    x = root * key
+    finite = torch.isfinite(x).flatten(1).all(-1)
+    u, s, vt = torch.linalg.svd(torch.where(finite.view(-1, 1, 1), x, 0.0), full_matrices=False)
+    eps, top = torch.finfo(x.dtype).eps, s.amax(-1, keepdim=True)
+    floor = alpha.unsqueeze(-1)
+    sigma = s.square() * (1.0 if gain is None else gain.unsqueeze(-1)) + floor
+    # |K~ v| of a direction v that is rounding: that of the columns it is made of
+    noise = 2 * eps * torch.bmm(vt.abs(), torch.linalg.vector_norm(root * size, dim=1).unsqueeze(-1)).squeeze(-1)
+    noisy = ~(s > noise) & (s > max(x.shape[1:]) * eps * top) & (floor == 0) & finite.unsqueeze(-1)
+    kept = ((s > max(x.shape[1:]) * eps * top) & ~noisy | (floor > 0)) & (sigma > 0)
+    return u, s, vt, sigma, kept, noisy, torch.where(finite, 0.0, torch.nan).to(x.dtype)
+
+
+def _by_ladder(key: Tensor, value: Tensor, weight: Tensor | None, alpha: Tensor, gain: Tensor | None) -> Tensor:
+    """The same W by the ladder, in the smaller form; with weights as a prediction, which has a slope at w = 0."""
+    n, d = key.shape[-2:]
+    if n < d and (weight is None or d > LARGE):
+        root = 1.0 if weight is None else (torch.where(weight > 0, weight, 1.0).sqrt() * (weight > 0)).unsqueeze(-1)
+        key, value = root * key, root * value
+        out, _ = transform(Points(value.mT, key.mT, None, alpha, gain), "auto", True)
+        return key.mT @ out.mT
+    unit = torch.eye(d, dtype=key.dtype, device=key.device).expand(key.shape[0], d, d)
+    return ridge(Problem(unit, key, value, weight, alpha, gain), Plan(n < d, False, 1.0), "auto", True)[0]
+
+
+class Ridge(Door):
+    """The eager door. A second derivative is taken of the pullback written with `Transform`, so any order works."""
+
+    @staticmethod
+    def forward(*args: Any) -> Any:
+        """(*problem, *plan, solver, trusted, aside) -> (out, coefficients, factor, packed report)
+
+        Every output of a Function takes time: where nothing transforms the call, all but the first are laid `aside`.
+        """
+        solution, aside = solve_batch(Problem(*args[:6]), Plan(*args[6:9]), *args[9:11]), args[11]
+        if aside is None:
+            return solution
+        aside += solution[1:]
+        return solution[0]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        dual, intercept, scale, ctx.solver, _, aside = inputs[6:]
+        ctx.plan = Plan(dual, intercept, scale)
+        ctx.set_materialize_grads(False)
+        if aside is not None:
+            ctx.save_for_backward(*inputs[:6], *aside)
+            return
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.save_for_backward(*inputs[:6], *output[1:])
+        ctx.save_for_forward(*inputs[:6], *output[1:])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        if (grad := grads[0]) is None:
+            return (None,) * 12
+        *tensors, coef, matrix, packed = ctx.saved_tensors
+        problem, needs = Problem(*tensors), Needs(*ctx.needs_input_grad[:6])
+        if torch.is_grad_enabled():
+            pulled = _differentiable(grad, problem, packed, ctx.plan, ctx.solver, needs)
+        else:
+            pulled = backward_batch(grad, problem, coef, matrix, packed, ctx.plan, ctx.solver, needs)
+        return *pulled[:6], *(None,) * 6
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        *tensors, _, _, packed = ctx.saved_tensors
+        return _tangent(Problem(*tensors), tangents[:6], packed, ctx.plan, ctx.solver), None, None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
+        size = info.batch_size
+        out = Ridge.apply(*(gather_batch(a, d, size) for a, d in zip(args, in_dims, strict=True)))
+        return tuple(scatter_batch(x, size) for x in out), (0,) * 4
+
+
+def _differentiable_setting(
+    problem: Problem, packed: Tensor, plan: Plan, solver: str, moving_weight: bool
+) -> tuple[Problem, Plan, str]:
+    """Precision, form and solver in which derivatives of the pullback are taken."""
+    # a moving weight changes the form below, whose condition the forward has not seen
+    hard = solver == "float64" or (solver == "auto" and (moving_weight or not uneventful(packed)))
+    if hard and has_float64(problem.query.device):
+        problem = problem.take(None, torch.float64)
+    if moving_weight:
+        plan = plan._replace(dual=False)  # sqrt(w) has no derivative at 0; K'WK has
+    return problem.expanded(), plan, {"auto": "auto", "qr": "qr", "pinv": "pinv"}.get(solver, "cholesky")
+
+
+@no_autocast
+def _differentiable(grad: Tensor, problem: Problem, packed: Tensor, plan: Plan, solver: str, needs: Needs) -> Grads:
+    """The pullback as a differentiable function of everything it is made of."""
+    moving = problem.weight is not None and (needs.weight or problem.weight.requires_grad)
+    wide, plan, inner = _differentiable_setting(problem, packed, plan, solver, moving)
+    refined = solver not in ("primal", "dual") and wide.query.dtype == torch.float64
+    centred = wide.centred()[0] if plan.intercept else wide
+    invert = inverter(centred, plan, inner)
+    coef = _coefficients(centred, plan, invert, refined)
+    mode = Mode(refined, deficient=inner in ("auto", "pinv"))
+    grad = grad.reshape(wide.query.shape[0], *grad.shape[-2:])
+    grads = pullback(wide, plan, grad.to(wide.query.dtype), invert, coef, needs, mode)
+    grads = shaped_like(problem, grads)
+    return cast_grads(grads, grad.dtype)
+
+
+@no_autocast
+def _tangent(problem: Problem, tangents: Any, packed: Tensor, plan: Plan, solver: str) -> Tensor:
+    still = [None if x is None else torch.zeros_like(x) for x in problem]
+    moved: Any = [s if t is None else t for s, t in zip(still, tangents, strict=True)]
+    filled = Problem(*moved)._replace(weight=tangents[3], gain=tangents[5])
+    moving = tangents[3] is not None
+    wide, plan, inner = _differentiable_setting(problem, packed, plan, solver, moving)
+    centred = wide.centred()[0] if plan.intercept else wide
+    tangent = filled.expanded().take(None, wide.query.dtype)
+    out = pushforward(wide, tangent, plan, inverter(centred, plan, inner), inner in ("auto", "pinv"))
+    return out.to(problem.query.dtype).reshape(*problem.query.shape[:-1], -1)
+
+
+def _coefficients(problem: Problem, plan: Plan, invert: Invert, refined: bool) -> Tensor:
+    """W or P as a differentiable function, with one refinement step where that is asked for."""
+    gain = 1 if problem.gain is None else problem.gain.view(-1, 1, 1)
+    alpha = problem.alpha.view(-1, 1, 1)
+    if plan.dual:
+        key, value = problem.weighted()
+        coef = invert(value)
+        if refined:
+            coef = coef + invert(value - gain * mm(key, mm(key.mT, coef)) - alpha * coef)
+        return coef
+    weight = 1 if problem.weight is None else problem.weight.unsqueeze(-1)
+    coef = invert(mm(problem.key.mT, weight * problem.value))
+    if refined:
+        rest = problem.value - gain * mm(problem.key, coef)
+        coef = coef + invert(mm(problem.key.mT, weight * rest) - alpha * coef)
+    return coef

@@ -1,0 +1,238 @@
+"""Rows times Sigma^-1: the query transform of sigma-Intention, and the solve that higher derivatives are made of.
+
+    X = Q Sigma^-1,  Sigma = c K'WK + alpha I  (d x d)
+
+The dual form is the same call on transposed points: K'G^-1 with G = c KK' + alpha I.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from intention.solve.doors import (
+    Door,
+    asked,
+    compiling,
+    eager,
+    forward_mode,
+    gather_batch,
+    gradient_free,
+    legacy_batched,
+    no_autocast,
+    scatter_batch,
+    sum_neighbours,
+    unobserved,
+)
+from intention.solve.factor import wants_inverse
+from intention.solve.ladder import PINV, has_float64, uneventful, unpack
+from intention.solve.native import rows as native
+from intention.solve.problem import Invert, Plan, Problem, pick
+from intention.solve.transform.rows import Points, transform_rows
+
+# The share of alpha's gradient up to which a rounding of what comes in is let be.
+SURE = 1e-5
+ROUNDINGS = 32  # of a g that is a sum over keys
+
+
+def transform(points: Points, solver: str, trusted: bool) -> tuple[Tensor, Tensor]:
+    """X = rows Sigma^-1 and a packed report. `solver` is "auto", "cholesky", "qr", "pinv" or "float64"."""
+    inverse = wants_inverse(points.key.shape[-1], points.rows.shape[-2])
+    if compiling():
+        out, _, packed = torch.ops.intention.transform(*points, solver, inverse, trusted, asked(*points))
+    elif gradient_free(*points):
+        out, _, packed = transform_rows(*points, solver, inverse, trusted, None, None, False)
+    else:
+        out, _, packed = Transform.apply(*points, solver, inverse, trusted, None, None)
+    return out, packed
+
+
+def inverter(problem: Problem, plan: Plan, solver: str) -> Invert:
+    """Sigma^-1 b as a function that can be differentiated any number of times; the factor is made once."""
+    key = problem.weighted()[0].mT if plan.dual else problem.key
+    weight = None if plan.dual else problem.weight
+    memory: list[Tensor | None] = [None, None]
+
+    def invert(b: Tensor) -> Tensor:
+        inverse = wants_inverse(key.shape[-1], problem.value.shape[-1])
+        out, matrix, packed = Transform.apply(
+            b.mT, key, weight, problem.alpha, problem.gain, solver, inverse, True, *memory
+        )
+        memory[:] = [matrix, packed]
+        return out.mT
+
+    return invert
+
+
+class Transform(Door):
+    """The eager door. Its derivatives are made of itself, so any order works."""
+
+    @staticmethod
+    def forward(*args: Any) -> Any:
+        return transform_rows(*args)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        tensors, (ctx.solver, ctx.inverse, _, _, _) = inputs[:5], inputs[5:]
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors, *output)
+        if forward_mode():
+            ctx.save_for_forward(*tensors, *output)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        *tensors, out, matrix, packed = ctx.saved_tensors
+        if (grad := grads[0]) is None:
+            return (None,) * 10
+        points = Points(*tensors)
+        y, key, weight, alpha, gain = _pull(grad, points, out, matrix, packed, ctx.solver, ctx.inverse)
+        if ctx.needs_input_grad[3] and eager() and not legacy_batched(grad):
+            assert alpha is not None
+            assert y is not None
+            alpha = _sure_alpha(alpha, grad, y, out, points)
+        return y, key, weight, alpha, gain, *(None,) * 5
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        *tensors, out, matrix, packed = ctx.saved_tensors
+        tangent = _push(Points(*tensors), tangents[:5], out, matrix, packed, ctx.solver, ctx.inverse)
+        return tangent, None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
+        size = info.batch_size
+        out = Transform.apply(*(gather_batch(a, d, size) for a, d in zip(args, in_dims, strict=True)))
+        return tuple(scatter_batch(x, size) for x in out), (0,) * 3
+
+
+def _again(rows: Tensor, points: Points, solver: str, inverse: bool, matrix: Tensor, packed: Tensor) -> Tensor:
+    return Transform.apply(rows, *points[1:], solver, inverse, True, matrix, packed)[0]  # type: ignore[no-any-return]
+
+
+@no_autocast
+def _pull(
+    grad: Tensor, points: Points, out: Tensor, matrix: Tensor, packed: Tensor, solver: str, inverse: bool
+) -> tuple[Tensor | None, ...]:
+    times = points.rows.shape[0] // max(points.key.shape[0], 1)
+    if solver == "auto" and unobserved() and _in_kernels(packed):
+        pulled = native.backward(grad, out, *points, matrix, packed, inverse)
+        if pulled is not None:
+            return pulled[0], sum_neighbours(pulled[1], times), *pulled[2:]
+    dtype = grad.dtype
+    if dtype != torch.float64 and solver == "auto" and has_float64(grad.device) and not uneventful(packed):
+        # ill-conditioned: products of X and K cancel, so all of it runs in float64
+        wide = Points(*(pick(t, None, torch.float64) for t in points))  # type: ignore[arg-type]
+        fresh, matrix, packed = Transform.apply(*wide, solver, inverse, True, None, None)
+        pulled = _pull(grad.double(), wide, fresh, matrix, packed, solver, inverse)
+        return tuple(None if g is None else g.to(dtype) for g in pulled)
+    y = _again(grad, points, solver, inverse, matrix, packed)  # Y = g Sigma^-1
+    key = points.key.repeat_interleave(times, 0) if times > 1 else points.key
+    cross = -torch.bmm(out.mT, y)  # dSigma = -X'Y
+    alpha = cross.diagonal(0, -2, -1).sum(-1)
+    if not uneventful(packed):
+        # where Sigma is singular, Sigma^+ also turns with its null space (along changes that keep the rank)
+        outside = grad - _times_sigma(y, points, key), points.rows - _times_sigma(out, points, key)
+        turn = torch.bmm(_again(out, points, solver, inverse, matrix, packed).mT, outside[0])
+        turn = turn + torch.bmm(outside[1].mT, _again(y, points, solver, inverse, matrix, packed))
+        singular = (unpack(packed, False, out.dtype).route == PINV) & (points.alpha == 0)
+        cross = cross + torch.where(singular.view(-1, 1, 1), turn, 0.0)
+    key_grad = torch.bmm(key, cross + cross.mT)
+    weight = gain = None
+    if points.weight is not None or points.gain is not None:
+        along = (key_grad * key).sum(-1) / 2  # k_i dSigma k_i'
+        if points.gain is not None:
+            gain = (along if points.weight is None else points.weight * along).sum(-1)
+            key_grad = points.gain.view(-1, 1, 1) * key_grad
+        if points.weight is not None:
+            weight = along if points.gain is None else points.gain.unsqueeze(1) * along
+            key_grad = points.weight.unsqueeze(-1) * key_grad
+    return y, sum_neighbours(key_grad, times), weight, alpha, gain
+
+
+@no_autocast
+def _sure_alpha(alpha: Tensor, grad: Tensor, y: Tensor, out: Tensor, points: Points) -> Tensor:
+    """-<X, Y> again where it may be rounding: along what no key has, X is Q / alpha and Y the rounding of g / alpha.
+
+    A g of scores is made of the keys; where that of a row is, up to rounding, the product is taken along the keys. The
+    derivatives of `alpha` stay.
+    """
+    with torch.no_grad():
+        eps = torch.finfo(grad.dtype).eps
+        sizes = torch.linalg.vector_norm(grad, dim=-1) * torch.linalg.vector_norm(out, dim=-1)
+        doubtful = ~(eps * sizes.sum(-1) <= SURE * points.alpha * alpha.abs())
+        index = (doubtful & torch.isfinite(alpha) & (points.alpha > 0)).nonzero()[:, 0]
+        if not index.numel() or not has_float64(grad.device):
+            return alpha
+        times = points.rows.shape[0] // max(points.key.shape[0], 1)
+        key = pick(points.key, index // times if times > 1 else index, torch.float64)
+        if points.weight is not None:
+            key = key * pick(points.weight, index, torch.float64).sqrt().unsqueeze(-1)
+        _, s, vt = torch.linalg.svd(key, full_matrices=False)
+        there = s > max(key.shape[1:]) * torch.finfo(torch.float64).eps * s.amax(-1, keepdim=True)
+        span = vt * there.unsqueeze(-1)  # (B, r, d)
+        g, x, z = (torch.bmm(pick(t, index, torch.float64), span.mT) for t in (grad, out, y))
+        beyond = pick(grad, index, torch.float64) - torch.bmm(g, span)
+        reach = torch.linalg.vector_norm(pick(grad, index, torch.float64), dim=-1)
+        # g = dS K is rounded like dS and K, which may cancel
+        spread = s.amax(-1) / torch.where(there, s, torch.inf).amin(-1).clamp_max(s.amax(-1))
+        least = (ROUNDINGS * eps * spread).clamp_max(eps**0.5).unsqueeze(-1)
+        made_of_keys = torch.linalg.vector_norm(beyond, dim=-1) <= least * reach
+        whole = (pick(out, index, torch.float64) * pick(y, index, torch.float64)).sum(-1)
+        sure = -torch.where(made_of_keys, (x * z).sum(-1), whole).sum(-1)
+        correction = torch.zeros_like(alpha).index_copy_(0, index, sure.to(alpha.dtype) - alpha.detach()[index])
+    return alpha + correction
+
+
+def _in_kernels(packed: Tensor) -> bool:
+    """Whether the kernels' backward knows the route of every element, and none is NaN."""
+    return uneventful(packed) or bool(((packed[:, 0] < PINV) & torch.isfinite(packed[:, 1])).all())
+
+
+def _times_sigma(rows: Tensor, points: Points, key: Tensor) -> Tensor:
+    """rows Sigma"""
+    weighted = key if points.weight is None else points.weight.unsqueeze(-1) * key
+    product = torch.bmm(rows, torch.bmm(key.mT, weighted))
+    if points.gain is not None:
+        product = points.gain.view(-1, 1, 1) * product
+    return product + points.alpha.view(-1, 1, 1) * rows
+
+
+@no_autocast
+def _push(
+    points: Points, tangents: Any, out: Tensor, matrix: Tensor, packed: Tensor, solver: str, inverse: bool
+) -> Tensor:
+    rows_t, key_t, weight_t, alpha_t, gain_t = tangents
+    times = points.rows.shape[0] // max(points.key.shape[0], 1)
+    key = points.key.repeat_interleave(times, 0)
+    weighted = key if points.weight is None else points.weight.unsqueeze(-1) * key
+    gain = 1 if points.gain is None else points.gain.view(-1, 1, 1)
+    eye = torch.eye(key.shape[-1], dtype=key.dtype, device=key.device)
+    moved = torch.zeros_like(matrix)  # the tangent of Sigma
+    if key_t is not None:
+        half = torch.bmm(key_t.repeat_interleave(times, 0).mT, weighted)
+        moved = moved + gain * (half + half.mT)
+    if weight_t is not None:
+        moved = moved + gain * torch.bmm(key.mT, weight_t.unsqueeze(-1) * key)
+    if gain_t is not None:
+        moved = moved + gain_t.view(-1, 1, 1) * torch.bmm(key.mT, weighted)
+    if alpha_t is not None:
+        moved = moved + alpha_t.view(-1, 1, 1) * eye
+    tangent = -torch.bmm(out, moved)
+    if rows_t is not None:
+        tangent = tangent + rows_t
+
+    def inverse_of(x: Tensor) -> Tensor:
+        return _again(x, points, solver, inverse, matrix, packed)
+
+    tangent = inverse_of(tangent)
+    if not uneventful(packed):  # Sigma^+ also turns with its null space, as in the pullback
+        twice = torch.bmm(inverse_of(out), moved)
+        outside = points.rows - _times_sigma(out, points, key)
+        turn = twice - _times_sigma(inverse_of(twice), points, key)
+        turn = turn + inverse_of(inverse_of(torch.bmm(outside, moved)))
+        singular = (unpack(packed, False, out.dtype).route == PINV) & (points.alpha == 0)
+        tangent = tangent + torch.where(singular.view(-1, 1, 1), turn, 0.0)
+    return tangent
