@@ -10,12 +10,12 @@ Double backward through torch.compile is a limit of torch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Optional
+from collections.abc import Callable, Sequence
+from typing import Any, Optional, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
-from torch.library import Library, infer_schema, register_autograd, register_fake, register_vmap
+from torch.library import Library, register_autograd, register_fake, register_vmap
 
 from intention.solve.causal import sequence
 from intention.solve.doors import gather_batch, refuse_onnx, scatter_batch
@@ -26,7 +26,17 @@ from intention.solve.ridge.by_route import backward_batch, solve_batch
 from intention.solve.transform import fused, transform
 from intention.solve.transform.rows import Points, transform_rows
 
-Opt = Optional[Tensor]  # noqa: UP045 - infer_schema reads the annotations itself
+Opt = Optional[Tensor]  # noqa: UP045 - a key below, where Tensor | None is not the same before Python 3.14
+_IN_SCHEMAS = {
+    Tensor: "Tensor",
+    Opt: "Tensor?",
+    bool: "bool",
+    int: "SymInt",
+    float: "float",
+    str: "str",
+    Sequence[bool]: "bool[]",
+    list[Tensor]: "Tensor[]",
+}
 
 
 def _factor_dtype(like: Tensor, solver: str) -> torch.dtype:
@@ -350,6 +360,16 @@ def _batched(op: Any) -> Any:
 _library = Library("intention", "DEF")
 
 
+def _schema(implementation: Callable[..., Any]) -> str:
+    """Not by torch.library.infer_schema: older ones know neither the names of this file nor collections.abc."""
+    kinds = get_type_hints(implementation)
+    returned = kinds.pop("return")
+    several = get_origin(returned) is tuple
+    made = ", ".join(_IN_SCHEMAS[kind] for kind in (get_args(returned) if several else (returned,)))
+    given = ", ".join(f"{_IN_SCHEMAS[kind]} {name}" for name, kind in kinds.items())
+    return f"({given}) -> {f'({made})' if several else made}"
+
+
 def _register(
     name: str, implementation: Any, fake: Any, setup: Any = None, backward: Any = None, batched: Any = None
 ) -> None:
@@ -360,7 +380,7 @@ def _register(
         return fake(*args)
 
     full = f"intention::{name}"
-    _library.define(name + infer_schema(implementation, mutates_args=()))
+    _library.define(name + _schema(implementation))
     _library.impl(name, implementation, "CompositeExplicitAutograd")
     register_fake(full, shapes, lib=_library)
     register_vmap(full, batched or _batched(getattr(torch.ops.intention, name)), lib=_library)
