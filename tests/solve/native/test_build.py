@@ -170,6 +170,7 @@ def test_a_wheel_without_kernels_on_demand(tmp_path, project):
     said, wheel = wheel_of(project, tmp_path / "out", environment(INTENTION_NATIVE="0"))
     assert "INTENTION_NATIVE is 0; installing without the native kernels" in said
     assert wheel.name.endswith("-py3-none-any.whl")
+    assert "intention/py.typed" in content(wheel)
 
 
 @needs_compiler
