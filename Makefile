@@ -50,12 +50,12 @@ docs: $(STAMP)
 	$(BIN)/sphinx-build --fail-on-warning --keep-going -b html docs docs/_build/html
 
 bench: $(STAMP)
-	$(BIN)/python benchmarks/ops.py
-	$(BIN)/python benchmarks/context.py
-	$(BIN)/python benchmarks/modules.py
-	$(BIN)/python benchmarks/lab.py
-	$(BIN)/python benchmarks/images.py
-	$(BIN)/python benchmarks/causal.py
+	$(BIN)/python benchmarks/measure/ops.py
+	$(BIN)/python benchmarks/measure/context.py
+	$(BIN)/python benchmarks/measure/modules.py
+	$(BIN)/python benchmarks/measure/lab.py
+	$(BIN)/python benchmarks/measure/images.py
+	$(BIN)/python benchmarks/measure/causal.py
 
 fuzz: $(STAMP)
 	$(BIN)/python tests/fuzzing.py --count 5000

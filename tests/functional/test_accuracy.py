@@ -47,6 +47,40 @@ def test_the_fuzz_can_fail(monkeypatch):
     assert silent
 
 
+@pytest.mark.parametrize(("seed", "start"), [(552, 0), (1329, 0), (1541, 0), (2715, 200_000), (1858, 200_000)])
+def test_the_plain_factor_is_left_before_it_shows(seed, start):
+    """Ratios of 100 to 200: their factor leaves 1e-5 to 7e-5."""
+    assert fuzzing.run_case(fuzzing.make_case(start + seed, False), False).errors["prediction"] < 1e-5
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize(("n", "alpha"), [(48, 0.1), (60, 1.0), (64, 1.0), (72, 1.0)])
+def test_noise_needs_no_refinement(n, alpha, native):
+    """The largest eigenvalue of noise is less than half of its bound: where that would decide, it is estimated."""
+    query, key, value = torch.randn(3, 32, n, 64, generator=torch.Generator().manual_seed(0)).unbind(0)
+    with nullcontext() if native else library.off():
+        out, info = F.intention(query, key, value, alpha=alpha, return_info=True)
+    assert (info.route <= ROUTE["dual"]).all()
+    exact = reference.intention(*(x.double() for x in (query, key, value)), alpha=alpha)
+    assert (out - exact).norm(dim=(-2, -1)).max() < 1e-5 * exact.norm(dim=(-2, -1)).min()
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("lonely", [1.0, 30.0])
+def test_the_estimate_of_the_largest_eigenvalue_is_not_too_small(native, lonely):
+    """Keys with a mean, beside one large feature that has nothing to do with the largest eigenvalue."""
+    key = torch.randn(40, 64, 33, generator=torch.Generator().manual_seed(0)) + 1
+    key[..., 0] = lonely * torch.randn(40, 64, generator=torch.Generator().manual_seed(1))
+    with nullcontext() if native else library.off():
+        _, info = F.intention(key[:, :1], key, key[..., :32], alpha=0.1, return_info=True)
+    gram = key.double().mT @ key.double() + 0.1 * torch.eye(33, dtype=torch.float64)
+    grown = torch.linalg.inv(gram).diagonal(0, -2, -1).amax(-1)
+    ratio = info.condition / (torch.linalg.matrix_norm(gram, 2) * grown)
+    assert (info.condition > 80).all()
+    assert ratio.min() > 0.999
+    assert ratio.max() < 1.3
+
+
 def conditioned(condition, n=20, d=6, m=5, k=3, batch=1):
     left = torch.linalg.qr(torch.randn(batch, n, d, dtype=torch.float64))[0]
     right = torch.linalg.qr(torch.randn(batch, d, d, dtype=torch.float64))[0]

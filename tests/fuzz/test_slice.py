@@ -48,16 +48,10 @@ def test_no_option_is_silently_wrong(grad):
     survey = Survey().run(FAMILIES, (12 if grad else 24) * ROUND, 0, grad)
     assert not survey.silent, "\n".join(survey.silent)
     assert not survey.raised, "\n".join(survey.raised)
-    if not grad:
-        assert survey.share("float32", "value", 1e-5) >= 0.995
+    assert survey.share("float32", "value", 1e-5) >= 0.995
     if grad:
         assert survey.share("float32", "gradient", 1e-4) >= 0.995
     assert sum(survey.count[family, "undecided"] for family in FAMILIES) <= 0.02 * 24 * ROUND
-
-
-@pytest.mark.xfail(strict=True, reason="a genuine limit: one of 182 values, functional 106, is off by 1.1e-5")
-def test_values_beside_gradients_are_below_1e_5():
-    assert Survey().run(FAMILIES, 12 * ROUND, 0, True).share("float32", "value", 1e-5) >= 0.995
 
 
 def test_the_fuzz_sees_a_wrong_answer(monkeypatch):
@@ -72,3 +66,19 @@ def test_gradients_that_divide_by_alpha_twice(seed):
     survey = Survey()
     survey.one("functional", seed, True)
     assert not survey.silent
+
+
+@pytest.mark.parametrize(
+    ("family", "seed", "grad"),
+    [
+        ("mixers", 19424, False),  # a half-precision module: its projections, rounded as torch does, decide
+        ("functional", 468, True),  # sigma-Intention at a condition of 1e17: values are right, slopes are warned of
+        ("functional", 8740, True),  # an SVD at 1e15, whose coefficients need more than one step of refinement
+        ("functional", 8848, True),  # an intercept of no points jumps: it has no slope in their weights
+    ],
+)
+def test_what_was_silently_wrong_once(family, seed, grad):
+    survey = Survey()
+    survey.one(family, seed, grad)
+    assert not survey.silent
+    assert not survey.raised

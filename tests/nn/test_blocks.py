@@ -292,7 +292,7 @@ def test_activations_start_within_ten_times_the_transformers(stack, n):
 
 @pytest.mark.parametrize("stack", [Informer, SigmaInformer])
 def test_a_deep_stack_trains_with_the_defaults(stack):
-    """12 layers; a model that mixes nothing stays above 0.5. benchmarks/depth.py has width 256 and more seeds."""
+    """12 layers; a model that mixes nothing stays above 0.5. benchmarks/measure/depth.py: width 256, more seeds."""
     torch.manual_seed(0)
     read, body, answer = nn.Linear(4, 64), stack(64, 4, 12, 128, batch_first=True), nn.Linear(64, 4)
     net = nn.Sequential(read, body, answer)

@@ -52,7 +52,7 @@ def test_the_file_is_what_the_description_draws(name):
 
 
 def test_every_picture_is_described():
-    plots = {"depth.svg"}  # drawn from results by benchmarks/depth_figure.py
+    plots = {"depth.svg"}  # drawn from results by benchmarks/pages/depth_figure.py
     assert {p.name for p in DOCS.glob("*.svg")} == set(diagram.DIAGRAMS) | plots
 
 

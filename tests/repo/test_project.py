@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def load(name):
-    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(name, next((ROOT / "benchmarks").glob(f"*/{name}.py")))
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -101,7 +101,7 @@ def test_commands_of_the_readme_are_targets():
     ],
 )
 def test_the_tables_are_filled_from_the_benchmark(page, name, rows):
-    """`make bench`, then `python benchmarks/table.py`; the JSON and the pages are committed together."""
+    """`make bench`, then `python benchmarks/pages/table.py`; the JSON and the pages are committed together."""
     block = re.search(rf"<!-- {name} -->\n(.*?)<!-- end -->", (ROOT / page).read_text(), re.DOTALL)[1].strip()
     files = {"docs/context.md": "context", "docs/nn.md": "modules", "docs/native.md": "native", "README.md": "native"}
     table, results = load("table"), ROOT / "benchmarks" / "results"

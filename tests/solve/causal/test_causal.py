@@ -276,6 +276,56 @@ def test_the_future_does_not_leak(call: str, dtype: torch.dtype) -> None:
     assert all((slope[:, t + 1 :] == 0).all() for slope in found[0][1:])
 
 
+@pytest.mark.parametrize("masked", [False, True])
+def test_only_the_first_tokens_of_sigma_intention_need_float64(masked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is unseen of their queries is q / alpha, whose rounding the scores feel; the rest is left in float32."""
+    wide, softmax = [], F.counted_softmax
+
+    def watched(query: Tensor, *args: object) -> Tensor:
+        if query.dtype == D:
+            wide.append(query.shape[-2])
+        return softmax(query, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(F, "counted_softmax", watched)
+    start = [torch.randn(2, 256, 64) for _ in range(3)]
+    mask = torch.arange(256)[None] % 7 != 3 if masked else None
+    found = []
+    for dtype in (torch.float32, D):
+        own = [x.to(dtype).requires_grad_() for x in start]
+        out, info = F.sigma_intention(*own, mask, is_causal=True, alpha=1.0, return_info=True)
+        found.append([out, *torch.autograd.grad(out.square().sum(), own)])
+        if dtype == torch.float32:
+            assert wide == [96]
+            assert bool((info.error < 1e-5).all())
+            assert bool((info.route == F.ROUTES.index("float64")).all())
+    for got, want in zip(*found, strict=True):
+        error = (got.double() - want).norm(dim=-1) / want.norm(dim=-1).mean()
+        assert float(error.max().detach()) < 5e-6
+
+
+def test_a_small_alpha_learns_without_factors_of_single_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its gradient may cancel in the first tokens alone; where keys stay in a plane, in all of them."""
+    torch.manual_seed(4)
+    *start, told = (torch.randn(1, 8192, 16) for _ in range(4))
+    plane = torch.randn(1, 8192, 2) @ torch.randn(1, 2, 16)
+    found, slow = [], sequence._pull
+    for always in (False, True):
+        own = [*(x.clone().requires_grad_() for x in start), torch.full((1,), 1e-4, requires_grad=True)]
+        if always:
+            monkeypatch.setattr(sequence, "_pull", slow)
+            monkeypatch.setattr(sequence, "_lost", lambda _, nine: torch.ones_like(nine[4], dtype=torch.bool))
+        else:
+            monkeypatch.setattr(sequence, "_pull", None)
+        out = causal_intention(*own[:3], alpha=own[3])
+        found.append(torch.autograd.grad(out, own, told))
+    for got, want in zip(*found, strict=True):
+        assert float((got - want).norm() / want.norm()) < 1e-5
+    monkeypatch.undo()
+    alpha = torch.full((1,), 1e-6)
+    nine = (start[0], plane, start[2], None, alpha, None, None, None, None)
+    assert bool(sequence._lost((start[0], None, None, None, torch.ones(1), None, None, None, None), nine).all())
+
+
 def test_a_huge_token_does_not_spoil_those_before_it() -> None:
     query, key, value = torch.randn(3, 1, 64, 8, dtype=D)
     key[:, 40] *= 1e5

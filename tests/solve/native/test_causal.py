@@ -10,6 +10,7 @@ from intention import causal_intention
 from intention import functional as F
 from intention.solve.causal import sequence, spans
 from intention.solve.causal.chunks import Tokens
+from intention.solve.ladder import FLOAT64, PRIMAL
 from intention.solve.native import causal as native
 from intention.solve.native import library
 
@@ -257,3 +258,22 @@ def test_the_first_tokens_are_as_exact_as_the_later_ones(d: int, kind: str) -> N
         want = causal_intention(query.double(), key.double(), value.double(), alpha=float(torch.tensor(alpha)))
         size = want.norm(dim=-1).clamp_min(float(want.norm(dim=-1).mean()))
         assert float(((got.double() - want).norm(dim=-1) / size).max()) < 1e-5
+
+
+@pytest.mark.parametrize("at", [17, 40, 95])
+def test_the_precision_of_the_first_tokens_is_their_own(at: int) -> None:
+    """A large key makes the first chunk one for double; blocks before it stay what they are, bit for bit."""
+    query, key, value = torch.randn(1, 300, 64), torch.randn(1, 300, 64), torch.randn(1, 300, 5)
+    changed = key.clone()
+    changed[0, at] *= 1e3
+    before = at // 16 * 16
+    outs = [causal_intention(query, x, value, alpha=1.0)[0, :before] for x in (key, changed)]
+    assert torch.equal(*outs)
+
+
+def test_the_report_of_the_first_tokens_tells_their_precision() -> None:
+    tokens = draw(1, 96, 64, 5, torch.float32, True, False)
+    for alpha, route in ((1.0, PRIMAL), (1e-3, FLOAT64)):
+        found = native.forward(*tokens._replace(alpha=torch.full((1,), alpha)))
+        assert found is not None
+        assert found[1][0, 0] == route
