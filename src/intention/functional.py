@@ -311,7 +311,7 @@ def _softmax_of(
     moved, report, again = scored(moved, keys, solved, solver, inputs)
     if again and is_causal and (n := _first_tokens(inputs)):
         # what no key has been seen of is q / alpha, whose rounding the scores of the first tokens feel
-        later = inputs._replace(query=inputs.query[..., n:, :])
+        later = inputs.with_query(inputs.query[..., n:, :])
         _, told, again = scored(moved[..., n:, :], keys, solved, solver, later)
         if not again:
             first, hard = _softmax_of(call.first(n).double(), *options, dropout_p)
@@ -327,7 +327,7 @@ def _softmax_of(
         if lost > SMALL_ROUNDING and keys.shape[-2] <= FEW_TOKENS:  # each query by itself knows what it cannot see
             moved, keys, report = _transformed(call, *options, each=True)
         elif lost > TOLERATED:
-            warn_inaccurate(report._replace(error=torch.full_like(report.error, lost)))
+            warn_inaccurate(Report(report.route, report.condition, torch.full_like(report.error, lost)))
     if call.inputs.key.dtype != inputs.key.dtype:
         report = narrowed(report, inputs.key.dtype)
     return counted_softmax(moved, keys, call.inputs.value, call.counted, dropout_p, is_causal), report
@@ -367,7 +367,7 @@ def _by_options(
     estimated = not on_keys(covariance)
     if intercept and not estimated:  # keys around one point give the same answers, and nothing large cancels in them
         keys = centred_key(weighed, counted.keep)
-        inputs, weighed = inputs._replace(key=keys), weighed._replace(key=keys)
+        inputs, weighed = inputs.with_points(keys, inputs.value), weighed.with_points(keys, weighed.value)
     if is_causal or counted.per_query is not None:
 
         def solve(part: Problem) -> tuple[Tensor, Report]:

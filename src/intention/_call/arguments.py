@@ -91,7 +91,7 @@ class Prepared(NamedTuple):
             return x.double() if isinstance(x, Tensor) and x.is_floating_point() else x
 
         inputs, counted = Inputs(*map(wide, self.inputs)), Counted(*map(wide, self.counted))
-        return self._replace(inputs=inputs, counted=counted)
+        return Prepared(inputs, counted, self.grouped, self.dtype)
 
     def first(self, n: int) -> Prepared:
         """The same call of the first n queries and points."""
@@ -99,7 +99,7 @@ class Prepared(NamedTuple):
         query, key, value = (x.narrow(-2, 0, n) for x in (query, key, value))
         weight = None if weight is None else weight.narrow(-1, 0, n)
         counted = Counted(*(None if x is None else x.narrow(-1, 0, n) for x in self.counted))
-        return self._replace(inputs=Inputs(query, key, value, weight, alpha, gain), counted=counted)
+        return Prepared(Inputs(query, key, value, weight, alpha, gain), counted, self.grouped, self.dtype)
 
     def zeros(self) -> tuple[Tensor, Report]:
         """The answer without points (0), without queries or without columns (nothing)."""
@@ -156,11 +156,12 @@ def prepare(
     mask, weight = None if mask is None else split(mask, 2), None if weight is None else split(weight, 1)
     counted = counting.count(mask, weight, is_causal, key.shape[-2], working)
     if dropout_p:
-        lead = layout.context_lead(inputs._replace(weight=counted.in_sigma()))
-        counted = counted._replace(weight=counting.drop_points(counted.weight, lead, inputs.key, dropout_p))
+        lead = layout.context_lead(inputs.with_weight(counted.in_sigma()))
+        dropped = counting.drop_points(counted.weight, lead, inputs.key, dropout_p)
+        counted = Counted(counted.keep, dropped, counted.log, counted.per_query)
     seen = counted.seen()
-    filled = inputs._replace(key=counting.fill(inputs.key, seen), value=counting.fill(inputs.value, seen))
-    return Prepared(filled._replace(weight=counted.in_sigma()), counted, groups > 1, dtype)
+    filled = inputs.with_points(counting.fill(inputs.key, seen), counting.fill(inputs.value, seen))
+    return Prepared(filled.with_weight(counted.in_sigma()), counted, groups > 1, dtype)
 
 
 def drop_rows(inputs: Inputs, p: float) -> Inputs:
@@ -169,7 +170,7 @@ def drop_rows(inputs: Inputs, p: float) -> Inputs:
     For fits that are made of these two alone; a mean over points must know the weights.
     """
     kept = counting.drop_points(None, layout.context_lead(inputs), inputs.key, p).sqrt().unsqueeze(-1)
-    return inputs._replace(key=inputs.key * kept, value=inputs.value * kept)
+    return inputs.with_points(inputs.key * kept, inputs.value * kept)
 
 
 def visible(
@@ -220,7 +221,7 @@ def is_dual(solver: str, key: Tensor) -> bool:
 def weigh_mask(inputs: Inputs, keep: Tensor) -> Inputs:
     """Masked points have zero rows, which is enough for Sigma; a mean must also not count them."""
     kept = keep.to(inputs.key.dtype)
-    return inputs._replace(weight=kept if inputs.weight is None else inputs.weight * kept)
+    return inputs.with_weight(kept if inputs.weight is None else inputs.weight * kept)
 
 
 def unflatten_report(packed: Tensor, inputs: Inputs) -> Report:

@@ -14,7 +14,10 @@ Restore = Callable[[Tensor], Tensor]
 
 
 class Inputs(NamedTuple):
-    """The tensors of a call with their own leading dimensions; `weight` is (..., N), `alpha` and `gain` are (...)."""
+    """The tensors of a call with their own leading dimensions; `weight` is (..., N), `alpha` and `gain` are (...).
+
+    Changed by its constructor: torch.compile of torch 2.5 and 2.6 refuses `_replace`.
+    """
 
     query: Tensor
     key: Tensor
@@ -22,6 +25,15 @@ class Inputs(NamedTuple):
     weight: Tensor | None
     alpha: Tensor | float
     gain: Tensor | None
+
+    def with_query(self, query: Tensor) -> Inputs:
+        return Inputs(query, self.key, self.value, self.weight, self.alpha, self.gain)
+
+    def with_points(self, key: Tensor, value: Tensor) -> Inputs:
+        return Inputs(self.query, key, value, self.weight, self.alpha, self.gain)
+
+    def with_weight(self, weight: Tensor | None) -> Inputs:
+        return Inputs(self.query, self.key, self.value, weight, self.alpha, self.gain)
 
 
 def split_groups(x: Tensor, trailing: int, heads: int, shared: int) -> Tensor:

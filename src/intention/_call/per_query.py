@@ -26,7 +26,8 @@ def per_query(inputs: Inputs, mask: Tensor | None, solve: Solve) -> tuple[Tensor
     if mask is not None:
         whole = checks.leading(context=whole, mask=tuple(mask.shape[:-2]))
     m, n = inputs.query.shape[-2], inputs.key.shape[-2]
-    flat, restore = layout.flatten(inputs._replace(key=inputs.key.expand(*whole, *inputs.key.shape[-2:])), fold=False)
+    key = inputs.key.expand(*whole, *inputs.key.shape[-2:])
+    flat, restore = layout.flatten(inputs.with_points(key, inputs.value), fold=False)
     base = problem_of(flat)
     batch = base.query.shape[0]
     if mask is not None:
@@ -46,7 +47,8 @@ def per_query(inputs: Inputs, mask: Tensor | None, solve: Solve) -> tuple[Tensor
 def in_chunks(inputs: Inputs, transform_only: bool) -> tuple[Tensor, Report]:
     """Causal fits of the named covariances that are made of the keys: chunks of tokens, O(N (d^2 + d k))."""
     whole = layout.context_lead(inputs)
-    flat, restore = layout.flatten(inputs._replace(key=inputs.key.expand(*whole, *inputs.key.shape[-2:])), fold=False)
+    key = inputs.key.expand(*whole, *inputs.key.shape[-2:])
+    flat, restore = layout.flatten(inputs.with_points(key, inputs.value), fold=False)
     base = problem_of(flat)
     query, key, value, weight, alpha, gain = base
     if (missing := query.shape[1] - key.shape[1]) > 0:  # queries beyond the last key see all keys

@@ -60,7 +60,7 @@ def _over_scale(problem: Problem, scale: float) -> Problem | None:
     if not SMALLEST_SCALE <= scale <= 1 / SMALLEST_SCALE:
         return None
     gain = torch.ones_like(problem.alpha) if problem.gain is None else problem.gain
-    return problem._replace(alpha=problem.alpha / scale, gain=gain / scale)
+    return Problem(problem.query, problem.key, problem.value, problem.weight, problem.alpha / scale, gain / scale)
 
 
 def transform_shared(inputs: Inputs, solver: str) -> tuple[Tensor, Tensor, Report]:
@@ -71,7 +71,7 @@ def transform_shared(inputs: Inputs, solver: str) -> tuple[Tensor, Tensor, Repor
     dual = is_dual(solver, inputs.key) and inputs.weight is None
     if dual:
         # scores Q K'(c KK' + alpha I)^-1 = Q (G^-1 K)': the transform acts on the keys
-        flat, restore = layout.flatten(inputs._replace(query=inputs.key))
+        flat, restore = layout.flatten(inputs.with_query(inputs.key))
     else:
         flat, restore = layout.flatten(inputs)
     problem = problem_of(flat)
@@ -79,7 +79,8 @@ def transform_shared(inputs: Inputs, solver: str) -> tuple[Tensor, Tensor, Repor
         points = Points(problem.key.mT, problem.key.mT, None, problem.alpha, problem.gain)
         moved, packed = transform(points, transform_solver(solver))
         report = unflatten_report(packed, inputs)
-        report = report._replace(route=torch.where(report.route == PRIMAL, DUAL, report.route))
+        route = torch.where(report.route == PRIMAL, DUAL, report.route)
+        report = Report(route, report.condition, report.error)
         return inputs.query, restore(moved.mT), report
     points = Points(problem.query, problem.key, problem.weight, problem.alpha, problem.gain)
     moved, packed = transform(points, transform_solver(solver))
@@ -115,7 +116,7 @@ def scored(moved: Tensor, key: Tensor, report: Report, solver: str, inputs: Inpu
         bare = torch.as_tensor(inputs.alpha == 0, device=key.device) & (report.route == PINV)
         lost = torch.where(bare, torch.finfo(torch.float64).eps * report.condition, 0.0).nan_to_num(0.0)
         told = torch.fmax(_worst(error, report.error.shape), lost).to(report.error.dtype)
-    report = report._replace(error=torch.fmax(report.error, told))
+    report = Report(report.route, report.condition, torch.fmax(report.error, told))
     if solver != "auto":
         return moved, report, False
     if compiling():  # a graph has one precision
@@ -128,7 +129,8 @@ def scored(moved: Tensor, key: Tensor, report: Report, solver: str, inputs: Inpu
     if coarse > SMALL_ROUNDING and moved.dtype != torch.float64 and has_float64(moved.device):
         return moved, report, True
     if slopes is not None and slopes.amax().item() > TOLERATED:  # values may be right where gradients are not
-        report = report._replace(error=torch.fmax(report.error, slopes.to(report.error)))
+        error = torch.fmax(report.error, slopes.to(report.error))
+        report = Report(report.route, report.condition, error)
         largest = max(largest, TOLERATED)
     if largest >= TOLERATED:
         warn_inaccurate(Report(*(look(x) for x in report)))
@@ -171,7 +173,7 @@ def counted_softmax(
     """Softmax attention (scale 1) in which points count as `counted` says."""
     m, n, place = query.shape[-2], key.shape[-2], query.device
     if counted.weight is not None and not gradient_free(counted.weight):
-        mask, is_causal = counting.score_mask(counted._replace(weight=None), is_causal, m, n, place)
+        mask, is_causal = counting.score_mask(Counted(counted.keep, None, counted.log, counted.per_query), is_causal, m, n, place)
         if is_causal:
             mask = counting.triangle(m, n, place)
         return _weighted_softmax(query, key, value, counted.weight, mask, dropout_p)

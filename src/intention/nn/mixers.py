@@ -70,7 +70,8 @@ class MultiheadLinearAttention(Scaled):
             seen = counting.number_seen(counted, heads.is_causal, query.shape[-2], key.shape[-2], query.device)
             n = number(seen, query)
             n = n.clamp_min(1) if isinstance(n, Tensor) else max(n, 1)
-            heads = heads._replace(query=(query * (self.head_dim * n) ** -0.5).to(query.dtype))
+            query = (query * (self.head_dim * n) ** -0.5).to(query.dtype)
+            return F.linear_attention(query, *heads[1:6])
         return F.linear_attention(*heads[:6], scale=self.scale)
 
     def advance(self, x: Tensor, heads: Projected, memory: Any, seen: int) -> tuple[Tensor, Any]:

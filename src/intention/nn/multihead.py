@@ -140,7 +140,7 @@ class Multihead(nn.MultiheadAttention):
         eye = torch.eye(n, dtype=value.dtype, device=value.device).expand(*heads.key.shape[:-1], n)
         seen = counting.count(heads.mask, None, False, n, value.dtype).seen()
         value = counting.fill(value, seen)  # others hold anything
-        weights = self.mix(heads._replace(value=eye, read=value))
+        weights = self.mix(Heads(heads.query, heads.key, eye, heads.mask, heads.dropout_p, heads.is_causal, value))
         return weights @ value, weights
 
     def _heads(self, query: Tensor, key: Tensor, value: Tensor) -> Projected:

@@ -49,10 +49,8 @@ class Problem(NamedTuple):
         times = self.query.shape[0] // max(self.key.shape[0], 1)
         if times <= 1:
             return self
-        return self._replace(
-            key=self.key.repeat_interleave(times, 0),
-            value=self.value.repeat_interleave(times, 0),
-        )
+        key, value = key.repeat_interleave(times, 0), value.repeat_interleave(times, 0)
+        return Problem(query, key, value, weight, alpha, gain)
 
     def take(self, index: Tensor | None, dtype: torch.dtype) -> Problem:
         """The elements `index` (None: all of them) in another precision."""
@@ -87,7 +85,7 @@ class Problem(NamedTuple):
             query, key, value = query - mean_key, key - mean_key, value - shift
             mean_value = mean_value + shift
         key = without_rounding(key, self.key, None if self.weight is None else self.weight > 0)
-        return self._replace(query=query, key=key, value=value), mean_value, share, total
+        return Problem(query, key, value, self.weight, self.alpha, self.gain), mean_value, share, total
 
     def weighted(self) -> tuple[Tensor, Tensor]:
         """K~ and V~. Never differentiate this: sqrt has no derivative at a weight of 0."""
