@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class KeepsPrecision(nn.Module):
     """Buffers move with the module but are not rounded to half precision: they are configuration, not weights."""
 
-    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         given = dict(self._buffers)
         super()._apply(fn, recurse)
         for name, before in given.items():

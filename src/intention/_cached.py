@@ -24,7 +24,7 @@ class lazy(Generic[T]):
     def __get__(self, instance: None, owner: type) -> lazy[T]: ...
     @overload
     def __get__(self, instance: object, owner: type) -> T: ...
-    def __get__(self, instance: Any, owner: type) -> T | lazy[T]:
+    def __get__(self, instance: object, owner: type) -> T | lazy[T]:
         if instance is None:
             return self
         # under this name Python finds it without coming here; it serves no_grad, too, but not the other way round

@@ -6,13 +6,12 @@ x (..., M, d), y (..., N, d) -> (..., M, N), in float32 at least and with autoca
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from intention import _checks as checks
-from intention.solve.torch_state import eager, no_autocast
+from intention.solve.torch_state import Ctx, eager, no_autocast
 
 LOOKED_AT = 1000  # points of the context that the median heuristic compares; more hardly move a median
 NEAR = {torch.float32: 1e-2, torch.float64: 1e-4}  # squared distances below this share of |x|^2 + |y|^2 are redone
@@ -60,7 +59,7 @@ def absolute_distance(x: Tensor, y: Tensor) -> Tensor:
     """|x - y|_1, (..., M, N), in float32 at least."""
     x, y = wide(x), wide(y)
     lead = checks.leading(query=x.shape[:-2], key=y.shape[:-2])
-    return Absolute.apply(x.expand(*lead, *x.shape[-2:]), y.expand(*lead, *y.shape[-2:]))  # type: ignore[no-any-return]
+    return Absolute.apply(x.expand(*lead, *x.shape[-2:]), y.expand(*lead, *y.shape[-2:]))
 
 
 class Absolute(torch.autograd.Function):
@@ -73,17 +72,19 @@ class Absolute(torch.autograd.Function):
         return torch.cdist(x, y, p=1.0)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+    def setup_context(ctx: Ctx, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
         ctx.save_for_backward(*inputs)
         ctx.save_for_forward(*inputs)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        return _pull_signs(grads[0], *ctx.saved_tensors)
+    def backward(ctx: Ctx, *grads: Tensor) -> tuple[Tensor, Tensor]:
+        x, y = ctx.saved_tensors
+        return _pull_signs(grads[0], x, y)
 
     @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Any:
-        return _push_signs(*tangents, *ctx.saved_tensors)
+    def jvp(ctx: Ctx, *tangents: Tensor | None) -> Tensor:
+        (x_t, y_t), (x, y) = tangents, ctx.saved_tensors
+        return _push_signs(x_t, y_t, x, y)
 
 
 @no_autocast

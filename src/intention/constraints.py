@@ -7,8 +7,6 @@ optimal nor feasible. It is here as `one_pass`, to compare.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -16,6 +14,8 @@ from intention._buffers import KeepsPrecision
 from intention.context import Context
 from intention.solve.constraints.constrained import KINDS, Constraint
 from intention.solve.constraints.constrained import one_pass as _one_pass
+
+__all__ = ["LinearConstraint", "one_pass"]
 
 
 def one_pass(context: Context, normal: Tensor, bound: float | Tensor, kind: str = "ge") -> Tensor:
@@ -45,7 +45,7 @@ class LinearConstraint(KeepsPrecision):
         for name, x in (("normal", normal), ("bound", bound)):
             self._hold(name, x)
 
-    def _hold(self, name: str, x: Any) -> None:
+    def _hold(self, name: str, x: float | Tensor) -> None:
         x = x if isinstance(x, Tensor) else torch.as_tensor(x, dtype=torch.float64)
         if isinstance(x, nn.Parameter):
             self.register_parameter(name, x)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ from intention.kernels import BoundKernel, Function, Kernel, as_kernel, restore
 from intention.solve.ladder import has_float64
 from intention.solve.matrix.roots import inverse_root
 from intention.solve.torch_state import no_autocast
+
+__all__ = ["Features", "Fourier", "Nystroem", "fourier", "nystroem"]
 
 CHOICES = ("uniform", "kmeans++")
 
@@ -32,7 +35,7 @@ class Features(ABC):
     def __call__(self, x: Tensor) -> Tensor: ...
 
     @abstractmethod
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, object]:
         """Plain values that, with `name` and `state()`, make equal features."""
 
     @abstractmethod
@@ -51,7 +54,7 @@ class Nystroem(Features):
     def __call__(self, x: Tensor) -> Tensor:
         return _product(self.kernel(wide(x), self.landmarks), self.root).to(x.dtype)
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, object]:
         return {"kernel": self.kernel.name, "kernel_settings": self.kernel.settings()}
 
     def state(self) -> dict[str, Tensor]:
@@ -71,7 +74,7 @@ class Fourier(Features):
         phase = _product(wide(x), self.omega) + self.offset
         return (phase.cos() * math.sqrt(2 / self.omega.shape[-1])).to(x.dtype)
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, object]:
         return {}
 
     def state(self) -> dict[str, Tensor]:
@@ -208,7 +211,9 @@ def _kmeans(key: Tensor, weight: Tensor | None, m: int, generator: torch.Generat
     return torch.cat(chosen, -1)
 
 
-def _drawn(draw: Any, shape: tuple[int, ...], like: Tensor, generator: torch.Generator | None) -> Tensor:
+def _drawn(
+    draw: Callable[..., Tensor], shape: tuple[int, ...], like: Tensor, generator: torch.Generator | None
+) -> Tensor:
     device = like.device if generator is None else generator.device
     return draw(shape, generator=generator, dtype=like.dtype, device=device).to(like.device)
 

@@ -6,6 +6,7 @@ Shapes: query (..., M, d), key (..., N, d), value (..., N, k) -> (..., M, k); le
 from __future__ import annotations
 
 import math
+from typing import Literal, overload
 
 import torch
 from torch import Tensor
@@ -125,6 +126,42 @@ def linear_attention(
     return call.result(out if scale is None else out * float(scale))
 
 
+@overload
+def intention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    alpha: float | Tensor | None = None,
+    weight: Tensor | None = None,
+    intercept: bool = False,
+    covariance: Covariance = "ridge",
+    solver: str = "auto",
+    return_info: Literal[False] = False,
+) -> Tensor: ...
+@overload
+def intention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    alpha: float | Tensor | None = None,
+    weight: Tensor | None = None,
+    intercept: bool = False,
+    covariance: Covariance = "ridge",
+    solver: str = "auto",
+    return_info: Literal[True],
+) -> tuple[Tensor, Info]: ...
 def intention(
     query: Tensor,
     key: Tensor,
@@ -242,6 +279,42 @@ def intention(
     return (out, call.report(report).told()) if return_info else out
 
 
+@overload
+def sigma_intention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    alpha: float | Tensor | None = None,
+    weight: Tensor | None = None,
+    intercept: bool = False,
+    covariance: Covariance = "ridge",
+    solver: str = "auto",
+    return_info: Literal[False] = False,
+) -> Tensor: ...
+@overload
+def sigma_intention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    alpha: float | Tensor | None = None,
+    weight: Tensor | None = None,
+    intercept: bool = False,
+    covariance: Covariance = "ridge",
+    solver: str = "auto",
+    return_info: Literal[True],
+) -> tuple[Tensor, Info]: ...
 @full_precision
 def sigma_intention(
     query: Tensor,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +15,8 @@ from torch import Tensor, nn
 from intention import _checks as checks
 from intention._buffers import KeepsPrecision
 from intention._distances import absolute_distance, inner, median_distance, squared_distance, wide, with_diagonal
+
+__all__ = ["ArcCosine", "BoundKernel", "Custom", "Gaussian", "Kernel", "Laplacian", "Linear", "Polynomial"]
 
 Function = Callable[[Tensor, Tensor], Tensor]
 
@@ -61,7 +62,7 @@ class Kernel(nn.Module):
     def evaluate_diagonal(self, x: Tensor, gamma: Tensor | None) -> Tensor:
         return self.evaluate(x.unsqueeze(-2), x.unsqueeze(-2), None if gamma is None else gamma[..., None])[..., 0, 0]
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, float]:
         """What makes this kernel again, besides the state of a bound one."""
         return {}
 
@@ -96,7 +97,7 @@ class BoundKernel:
         gamma = self.gamma
         return BoundKernel(self.kernel, gamma if gamma is None else gamma.expand(lead).reshape(-1)[index])
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, float]:
         return self.kernel.settings()
 
     def state(self) -> dict[str, Tensor]:
@@ -143,9 +144,7 @@ class _Scaled(Kernel, KeepsPrecision):
 
     def find_gamma(self, key: Tensor, weight: Tensor | None) -> Tensor:
         """exp(log_gamma) times what was given, or what the context says."""
-        gamma: Any = self.gamma
-        if gamma is None:
-            gamma = self.of_context(wide(key.detach()), weight)
+        gamma = self.of_context(wide(key.detach()), weight) if self.gamma is None else self.gamma
         gamma = torch.as_tensor(gamma, dtype=wide(key).dtype, device=key.device)
         checks.leading(key=key.shape[:-2], gamma=gamma.shape)
         return gamma if self.log_gamma is None else gamma * self.log_gamma.to(gamma.device, gamma.dtype).exp()
@@ -183,7 +182,7 @@ class Polynomial(_Scaled):
     def evaluate_diagonal(self, x: Tensor, gamma: Tensor | None) -> Tensor:
         return (_per_matrix(gamma)[..., 0] * wide(x).square().sum(-1) + self.coef0) ** self.degree
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, float]:
         return {"degree": self.degree, "coef0": self.coef0}
 
 
@@ -279,7 +278,7 @@ class ArcCosine(Kernel):
             return torch.where(square == 0, 0.5, 1.0).to(square)
         return square if self.order == 1 else 3 * square.square()
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, float]:
         return {"order": self.order}
 
 
@@ -335,7 +334,7 @@ def as_kernel(kernel: str | Kernel | Function) -> Kernel:
     return Custom(kernel)
 
 
-def restore(name: str, settings: dict[str, Any], state: dict[str, Tensor]) -> BoundKernel:
+def restore(name: str, settings: dict[str, float], state: dict[str, Tensor]) -> BoundKernel:
     """The bound kernel that `name`, `settings()` and `state()` of another one describe."""
     checks.choice("name", name, tuple(KINDS))
     kernel = KINDS[name](**settings)
@@ -374,7 +373,7 @@ def _per_matrix(gamma: Tensor | None) -> Tensor:
     return gamma[..., None, None]
 
 
-def _check_gamma(gamma: Any) -> None:
+def _check_gamma(gamma: float | Tensor | None) -> None:
     if gamma is None:
         return
     if not isinstance(gamma, Tensor):

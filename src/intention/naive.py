@@ -10,6 +10,21 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+__all__ = [
+    "attention",
+    "convex",
+    "dual",
+    "erf",
+    "intention",
+    "linear_attention",
+    "ls_svm",
+    "neural_process",
+    "pseudo",
+    "sigma",
+    "sigma_intention",
+    "with_ones",
+]
+
 Embed = Callable[[Tensor], Tensor]
 
 

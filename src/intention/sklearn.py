@@ -5,14 +5,16 @@ Needs the extra `intention[sklearn]`. In here `sklearn` is scikit-learn: imports
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch import Tensor
 
+from intention._covariance import Covariance
 from intention.context import Context
 from intention.context.fit import fit
-from intention.kernels import KINDS, Kernel
+from intention.kernels import KINDS, Function, Kernel
 from intention.solve.ladder import PRIMAL
 
 try:
@@ -27,6 +29,9 @@ except ImportError as error:
         f"intention.sklearn needs scikit-learn 1.6 or later ({error}); use pip install 'scikit-learn>=1.6'"
     ) from error
 
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
 __all__ = ["IntentionClassifier", "IntentionRegressor"]
 
 SCALED = ("gaussian", "laplacian", "polynomial")  # the kernels with a gamma
@@ -35,14 +40,14 @@ SCALED = ("gaussian", "laplacian", "polynomial")  # the kernels with a gamma
 class _Intention(BaseEstimator):
     """What both estimators share: from arrays to `context_`, and the weights of a linear one."""
 
-    alpha: Any
+    alpha: float | str | list | tuple | np.ndarray
     fit_intercept: bool
-    covariance: Any = "ridge"  # a parameter of the regressor alone
-    kernel: Any
+    covariance: Covariance = "ridge"  # a parameter of the regressor alone
+    kernel: str | Kernel | Function | None
     gamma: float | None
-    features: Any
+    features: str | Callable[[Tensor], Tensor] | None
     landmarks: int | None
-    random_state: Any
+    random_state: int | np.random.RandomState | None
     context_: Context
 
     @property
@@ -51,11 +56,11 @@ class _Intention(BaseEstimator):
         return self._columns(self._linear("coef_").w.mT)
 
     @property
-    def intercept_(self) -> Any:
+    def intercept_(self) -> np.ndarray | float:
         """The constant of a linear model, (k,); a number for a regressor fitted to one column y (n,)."""
         return self._columns(self._linear("intercept_").intercept)
 
-    def _columns(self, rows: Tensor) -> Any:
+    def _columns(self, rows: Tensor) -> np.ndarray:
         return rows.numpy().copy()  # a copy, so that writing into it does not change the model
 
     def _linear(self, name: str) -> Context:
@@ -66,7 +71,7 @@ class _Intention(BaseEstimator):
         return self.context_
 
     @torch.no_grad()  # a kernel may have parameters
-    def _learn(self, x: Any, y: np.ndarray, weight: np.ndarray | None, merge: bool) -> None:
+    def _learn(self, x: np.ndarray, y: np.ndarray, weight: np.ndarray | None, merge: bool) -> None:
         """Fit `context_` to x (n, d) and y (n, k), or (merge) to these and the points of the calls before."""
         old = None if self._is_first(merge) else self.context_
         if old is None:
@@ -86,9 +91,9 @@ class _Intention(BaseEstimator):
     def _is_first(self, merge: bool) -> bool:
         return not (merge and hasattr(self, "context_"))
 
-    def _space(self, at_most: int | None) -> dict[str, Any]:
+    def _space(self, at_most: int | None) -> dict[str, object]:
         """What `intention.fit` is to know of kernel and features."""
-        space: dict[str, Any] = {"kernel": self.kernel if self.gamma is None else self._kernel_with_gamma()}
+        space: dict[str, object] = {"kernel": self.kernel if self.gamma is None else self._kernel_with_gamma()}
         space |= {"features": self.features, "landmarks": self.landmarks}
         if isinstance(self.landmarks, np.integer):  # as a grid search has them
             space["landmarks"] = int(self.landmarks)
@@ -107,9 +112,9 @@ class _Intention(BaseEstimator):
             )
         return KINDS[self.kernel](gamma=self.gamma)
 
-    def _points(self, X: Any) -> Tensor:
+    def _points(self, X: ArrayLike) -> Tensor:
         check_is_fitted(self)
-        return _tensor(validate_data(self, X, dtype=np.float64, reset=False))
+        return _tensor(_read(self, X, reset=False))
 
 
 class IntentionRegressor(MultiOutputMixin, RegressorMixin, _Intention):
@@ -159,11 +164,11 @@ class IntentionRegressor(MultiOutputMixin, RegressorMixin, _Intention):
         self.kernel, self.gamma, self.features, self.landmarks = kernel, gamma, features, landmarks
         self.random_state = random_state
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> IntentionRegressor:
+    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> IntentionRegressor:
         """X (n, d), y (n,) or (n, k), sample_weight (n,) >= 0."""
         return self._fit(X, y, sample_weight, merge=False)
 
-    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> IntentionRegressor:
+    def partial_fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> IntentionRegressor:
         """Take more points, as if all had come at once. In constant memory, but for a kernel, which keeps its points.
 
         The first call decides what depends on the points: an alpha by leave-one-out, gamma, the features; it must have
@@ -171,19 +176,25 @@ class IntentionRegressor(MultiOutputMixin, RegressorMixin, _Intention):
         """
         return self._fit(X, y, sample_weight, merge=True)
 
-    def _fit(self, X: Any, y: Any, sample_weight: Any, merge: bool) -> IntentionRegressor:
+    def _fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None, merge: bool) -> IntentionRegressor:
         first = self._is_first(merge)
-        x, y = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, reset=first)
-        y = check_array(y, ensure_2d=False, input_name="y")  # refuses a sparse one
-        if not first and y.shape[1:] != self._outputs:
+        x, given = _read(self, X, y, multi_output=True, y_numeric=True, reset=first)
+        target = check_array(given, ensure_2d=False, input_name="y")  # refuses a sparse one
+        if not first and target.shape[1:] != self._outputs:
             wanted = ("n", *self._outputs)
-            raise ValueError(f"y must have the shape {wanted} of the first call, got {y.shape}; use fit to start anew")
-        self._learn(x, y.reshape(len(y), -1), _weight(sample_weight, x), merge)
-        self._outputs = y.shape[1:]  # () or (k,)
+            raise ValueError(
+                f"y must have the shape {wanted} of the first call, got {target.shape}; use fit to start anew"
+            )
+        self._learn(x, target.reshape(len(target), -1), _weight(sample_weight, x), merge)
+        self._outputs = target.shape[1:]  # () or (k,)
         return self
 
+    @overload
+    def predict(self, X: ArrayLike, return_std: Literal[False] = False) -> np.ndarray: ...
+    @overload
+    def predict(self, X: ArrayLike, return_std: Literal[True]) -> tuple[np.ndarray, np.ndarray]: ...
     @torch.no_grad()
-    def predict(self, X: Any, return_std: bool = False) -> Any:
+    def predict(self, X: ArrayLike, return_std: bool = False) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
         """Predictions (n,) or (n, k), like y; with `return_std` also their standard deviations, of the same shape.
 
         They are those of the Gaussian process with this kernel (prior variance 1), a flat prior on the constant and
@@ -198,9 +209,9 @@ class IntentionRegressor(MultiOutputMixin, RegressorMixin, _Intention):
         std = self.context_.variance(points).clamp(min=0).sqrt().numpy()
         return mean, np.repeat(std, mean.size // len(mean)).reshape(mean.shape)
 
-    def _columns(self, rows: Tensor) -> Any:
-        rows = super()._columns(rows)
-        return rows if self._outputs else rows[0]
+    def _columns(self, rows: Tensor) -> np.ndarray:
+        columns = super()._columns(rows)
+        return columns if self._outputs else columns[0]
 
 
 class IntentionClassifier(ClassifierMixin, _Intention):
@@ -239,14 +250,16 @@ class IntentionClassifier(ClassifierMixin, _Intention):
         self.kernel, self.gamma, self.features, self.landmarks = kernel, gamma, features, landmarks
         self.random_state = random_state
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> IntentionClassifier:
+    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> IntentionClassifier:
         """X (n, d), y (n,) labels of at least two classes, sample_weight (n,) >= 0."""
-        x, y = validate_data(self, X, y, dtype=np.float64)
-        check_classification_targets(y)
-        self.classes_ = np.unique(y)
-        return self._fit(x, y, sample_weight, merge=False)
+        x, labels = _read(self, X, y)
+        check_classification_targets(labels)
+        self.classes_ = np.unique(labels)
+        return self._fit(x, labels, sample_weight, merge=False)
 
-    def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> IntentionClassifier:
+    def partial_fit(
+        self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None = None, sample_weight: ArrayLike | None = None
+    ) -> IntentionClassifier:
         """Take more points, as `IntentionRegressor.partial_fit` does; the first call needs `classes`, all there are."""
         if isinstance(self.class_weight, str):
             raise ValueError(
@@ -254,11 +267,11 @@ class IntentionClassifier(ClassifierMixin, _Intention):
                 "dict(zip(classes, sklearn.utils.class_weight.compute_class_weight('balanced', classes=classes, y=y)))"
             )
         _check_partial_fit_first_call(self, classes)
-        x, y = validate_data(self, X, y, dtype=np.float64, reset=self._is_first(merge=True))
-        check_classification_targets(y)
-        return self._fit(x, y, sample_weight, merge=True)
+        x, labels = _read(self, X, y, reset=self._is_first(merge=True))
+        check_classification_targets(labels)
+        return self._fit(x, labels, sample_weight, merge=True)
 
-    def _fit(self, x: Any, y: np.ndarray, sample_weight: Any, merge: bool) -> IntentionClassifier:
+    def _fit(self, x: np.ndarray, y: np.ndarray, sample_weight: ArrayLike | None, merge: bool) -> IntentionClassifier:
         if len(self.classes_) < 2:
             raise ValueError(f"a classifier needs at least 2 classes, got 1 class: {self.classes_.tolist()}")
         if unknown := sorted(set(np.unique(y).tolist()) - set(self.classes_.tolist())):
@@ -272,24 +285,29 @@ class IntentionClassifier(ClassifierMixin, _Intention):
         return self
 
     @torch.no_grad()
-    def decision_function(self, X: Any) -> np.ndarray:
+    def decision_function(self, X: ArrayLike) -> np.ndarray:
         """(n,) for two classes, (n, classes) for more."""
         points = self._points(X)
         scores = self.context_(points).numpy()
         return scores[:, 0] if len(self.classes_) == 2 else scores
 
-    def predict(self, X: Any) -> np.ndarray:
+    def predict(self, X: ArrayLike) -> np.ndarray:
         """Labels (n,)."""
         scores = self.decision_function(X)
         return self.classes_[(scores > 0).astype(int) if scores.ndim == 1 else scores.argmax(1)]
 
 
-def _tensor(x: Any) -> Tensor:
+def _read(estimator: _Intention, *arrays: ArrayLike, **options: Any) -> Any:
+    """X, or X and y, as arrays that scikit-learn has looked at."""
+    return validate_data(estimator, *arrays, dtype=np.float64, **options)  # pyright: ignore[reportArgumentType]
+
+
+def _tensor(x: np.ndarray) -> Tensor:
     """A copy: arrays may be read-only or change later, and the context may keep them."""
     return torch.from_numpy(np.array(x, dtype=np.float64, order="C"))
 
 
-def _weight(sample_weight: Any, x: Any) -> np.ndarray | None:
+def _weight(sample_weight: ArrayLike | None, x: np.ndarray) -> np.ndarray | None:
     if sample_weight is None:
         return None
     return _check_sample_weight(sample_weight, x, dtype=np.float64, ensure_non_negative=True)

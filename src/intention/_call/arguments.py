@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,21 +18,23 @@ from intention._covariance import Covariance, alpha_of, gain_of, on_keys
 from intention.solve.ladder import Report, unpack
 from intention.solve.problem import Problem
 
-F = TypeVar("F", bound=Callable[..., Any])
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
-def full_precision(call: F) -> F:
+def full_precision(call: Callable[P, R]) -> Callable[P, R]:
     """Run with autocast off: scores in half precision are wrong by more than the rounding of the output."""
 
     @functools.wraps(call)
-    def wrapped(query: Any, *args: Any, **options: Any) -> Any:
+    def wrapped(*args: P.args, **options: P.kwargs) -> R:
+        query = args[0] if args else options.get("query")
         device = query.device.type if isinstance(query, Tensor) else "cpu"
         if not torch.is_autocast_enabled(device):
-            return call(query, *args, **options)
+            return call(*args, **options)
         with torch.autocast(device, enabled=False):
-            return call(query, *args, **options)
+            return call(*args, **options)
 
-    return wrapped  # type: ignore[return-value]
+    return wrapped
 
 
 def check_call(
@@ -87,10 +89,10 @@ class Prepared(NamedTuple):
     def double(self) -> Prepared:
         """The same call in float64."""
 
-        def wide(x: Any) -> Any:
-            return x.double() if isinstance(x, Tensor) and x.is_floating_point() else x
-
-        inputs, counted = Inputs(*map(wide, self.inputs)), Counted(*map(wide, self.counted))
+        query, key, value, weight, alpha, gain = self.inputs
+        alpha = alpha.double() if isinstance(alpha, Tensor) else alpha
+        inputs = Inputs(query.double(), key.double(), value.double(), _wide(weight), alpha, _wide(gain))
+        counted = Counted(*map(_wide, self.counted))
         return Prepared(inputs, counted, self.grouped, self.dtype)
 
     def first(self, n: int) -> Prepared:
@@ -183,6 +185,10 @@ def visible(
     if mask is not None:
         mask = mask.expand(*mask.shape[:-1], n).narrow(-1, 0, m)
     return key.narrow(-2, 0, m), value.narrow(-2, 0, m), mask, None if weight is None else weight.narrow(-1, 0, m)
+
+
+def _wide(x: Tensor | None) -> Tensor | None:
+    return x if x is None or not x.is_floating_point() else x.double()
 
 
 def _common_dtype(*tensors: Tensor) -> torch.dtype:

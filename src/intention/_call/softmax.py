@@ -173,7 +173,9 @@ def counted_softmax(
     """Softmax attention (scale 1) in which points count as `counted` says."""
     m, n, place = query.shape[-2], key.shape[-2], query.device
     if counted.weight is not None and not gradient_free(counted.weight):
-        mask, is_causal = counting.score_mask(Counted(counted.keep, None, counted.log, counted.per_query), is_causal, m, n, place)
+        mask, is_causal = counting.score_mask(
+            Counted(counted.keep, None, counted.log, counted.per_query), is_causal, m, n, place
+        )
         if is_causal:
             mask = counting.triangle(m, n, place)
         return _weighted_softmax(query, key, value, counted.weight, mask, dropout_p)

@@ -19,6 +19,8 @@ from intention.solve.constraints.constrained import Constraint
 from intention.solve.ladder import Report
 from intention.solve.torch_state import eager
 
+__all__ = ["Context"]
+
 
 class Context(Kept):
     """What `fit` returns. Nothing is changed in place: `add`, `remove`, `merge`, ... give a new Context."""
@@ -87,7 +89,7 @@ class Context(Kept):
         key, value, weight = self._need_points("leave_one_out")
         self._need_closed_form("leave_one_out")
         if isinstance(self._system, Dual):
-            out, risky = self._certified.leave_one_out()  # type: ignore[union-attr,call-arg]
+            out, risky = self._certified.leave_one_out()  # pyright: ignore[reportOptionalMemberAccess, reportCallIssue]
         else:
             w, _, _, report = self._linear
             out, risky = self._system.leave_one_out(self._hat, w, report.error, key, value, weight)
@@ -135,7 +137,7 @@ class Context(Kept):
         dtype = torch.promote_types(self.dtype, other.dtype)
         if self.key is None or other.key is None:
             lost = dict.fromkeys(("key", "value", "weight"))
-            return dataclasses.replace(self, **lost, dtype=dtype, stats=self._sums.merge(other._sums))  # type: ignore[arg-type]
+            return dataclasses.replace(self, **lost, dtype=dtype, stats=self._sums.merge(other._sums))  # pyright: ignore[reportArgumentType]
         assert other.value is not None
         both = self._points_with(other.key, other.value, other.weight)
         stats = None
@@ -164,7 +166,7 @@ class Context(Kept):
             raise ValueError("a kernel fit is made of its points; use features='nystroem' to keep sums")
         matrix = None
         if not is_named(self.covariance):
-            matrix = self._system.matrix  # type: ignore[union-attr]
+            matrix = self._system.matrix  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]
         return dataclasses.replace(self, key=None, value=None, weight=None, stats=self._sums, matrix=matrix)
 
     def constrain(self, normal: Tensor, bound: float | Tensor, kind: str = "ge") -> Context:

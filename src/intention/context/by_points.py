@@ -74,7 +74,7 @@ class Inner:
         """r r' (..., M)"""
         if self.kernel is None:
             return (query if self.mean is None else query - self.mean).square().sum(-1)
-        square = self.kernel.diagonal(query)  # type: ignore[attr-defined]
+        square = self.kernel.diagonal(query)  # pyright: ignore[reportFunctionMemberAccess]
         if not self.centre:
             return square
         middle = (self.kernel(query, self.key) @ self.share.unsqueeze(-1)).squeeze(-1)

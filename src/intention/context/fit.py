@@ -17,6 +17,8 @@ from intention.features import Features, fourier, nystroem
 from intention.kernels import BoundKernel, Custom, Function, Kernel, as_kernel
 from intention.solve.torch_state import eager
 
+__all__ = ["fit"]
+
 
 def fit(
     key: Tensor,
@@ -162,7 +164,7 @@ def _features(
             raise TypeError(f"features must be 'nystroem', 'fourier' or a callable, got {type(features).__name__}")
         if kernel is not None or landmarks is not None:
             raise ValueError("features that are a callable stand alone; leave kernel and landmarks out")
-        return features  # type: ignore[return-value]
+        return features  # pyright: ignore[reportReturnType] - called with a tensor
     checks.choice("features", features, ("nystroem", "fourier"))
     if kernel is None or landmarks is None:
         raise ValueError(f"features={features!r} needs a kernel and landmarks=m, the number of features")

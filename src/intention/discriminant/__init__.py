@@ -7,7 +7,6 @@ queries (..., M, d) it gives logits (..., M, C). Computed in float64.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,9 +26,12 @@ from intention.discriminant.labels import (
     rule_of,
     threshold_of,
 )
+from intention.kernels import Function, Kernel
 from intention.solve.ladder import PINV, Report
 from intention.solve.matrix.inverse import inverse
 from intention.solve.torch_state import eager, gradient_free
+
+__all__ = ["Classifier", "lda", "ls_svm", "qda"]
 
 ROUTES = ("within", "total")
 
@@ -37,7 +39,9 @@ ROUTES = ("within", "total")
 class Classifier:
     """Logits of queries: `classifier(query)` (..., M, C), and `classifier.predict(query)`, the class (..., M)."""
 
-    def __init__(self, score: Callable[[Tensor], Tensor], report: Report, threshold: Any, like: Tensor, c: int) -> None:
+    def __init__(
+        self, score: Callable[[Tensor], Tensor], report: Report, threshold: float | Tensor | None, like: Tensor, c: int
+    ) -> None:
         self._score, self._report, self._like = score, report, like
         self._threshold = threshold_of(threshold, c, like.device)
 
@@ -60,11 +64,11 @@ def ls_svm(
     key: Tensor,
     value: Tensor,
     *,
-    alpha: Any = 1.0,
+    alpha: float | Tensor | str | list | tuple = 1.0,
     weight: Tensor | None = None,
     priors: Tensor | None = None,
     threshold: float | Tensor | None = None,
-    kernel: Any = None,
+    kernel: str | Kernel | Function | None = None,
 ) -> Classifier:
     """Least-squares support vector machine: one ridge with intercept per class, on targets +1 and -1.
 
@@ -94,7 +98,7 @@ def lda(
     threshold: float | Tensor | None = None,
     ddof: float = 0,
     route: str = "within",
-    kernel: Any = None,
+    kernel: str | Kernel | Function | None = None,
 ) -> Classifier:
     """Linear discriminant analysis: r S^-1 m_c - m_c S^-1 m_c / 2 + log prior_c, one covariance S for all classes.
 
@@ -148,7 +152,7 @@ def qda(
     priors: Tensor | None = None,
     threshold: float | Tensor | None = None,
     ddof: float = 0,
-    kernel: Any = None,
+    kernel: str | Kernel | Function | None = None,
 ) -> Classifier:
     """Quadratic discriminant analysis: -((q - m_c) S_c^-1 (q - m_c)' + log det S_c) / 2 + log prior_c.
 

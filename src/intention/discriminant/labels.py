@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -60,7 +58,7 @@ def mean_square(key: Tensor, labels: Tensor, mass: Tensor) -> Tensor:
     return (deviations(key.double(), labels, mass).square() * mass.unsqueeze(-1)).mean(-1).sum(-1)
 
 
-def rule_of(size: Tensor | None, alpha: Any, shrinkage: Any, device: torch.device) -> Rule:
+def rule_of(size: Tensor | None, alpha: float | Tensor, shrinkage: float | Tensor, device: torch.device) -> Rule:
     """(1 - s) S + (s trace(S) / d + alpha) I; size, trace(S) / d, is None for a kernel, whose space has no d."""
     alpha, shrinkage = (_number(x, name, device) for x, name in ((alpha, "alpha"), (shrinkage, "shrinkage")))
     if eager():
@@ -75,7 +73,7 @@ def rule_of(size: Tensor | None, alpha: Any, shrinkage: Any, device: torch.devic
     return Rule(alpha, None, False, "within")
 
 
-def _number(x: Any, name: str, device: torch.device) -> Tensor:
+def _number(x: float | Tensor, name: str, device: torch.device) -> Tensor:
     if not isinstance(x, Tensor):
         checks.number(name, x)
         x = torch.tensor(float(x), dtype=torch.float64)
@@ -95,7 +93,7 @@ def all_regular(rule: Rule) -> bool:
     return not eager() or bool((rule.alpha > 0).all())
 
 
-def threshold_of(threshold: Any, classes: int, device: torch.device) -> Tensor | None:
+def threshold_of(threshold: float | Tensor | None, classes: int, device: torch.device) -> Tensor | None:
     if threshold is None:
         return None
     if isinstance(threshold, Tensor) and threshold.dim() > 0:

@@ -11,7 +11,7 @@ gather and merge what the ranks have would need one round, but memory and traffi
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -148,7 +148,12 @@ class Local(NamedTuple):
 
 
 def _fit(
-    read: Callable[[], Local], key: Any, intercept: bool, covariance: Covariance, group: Any, replicated: bool
+    read: Callable[[], Local],
+    key: object,
+    intercept: bool,
+    covariance: Covariance,
+    group: dist.ProcessGroup | None,
+    replicated: bool,
 ) -> Context:
     group = member(group)
     options = f"covariance={covariance!r}, intercept={bool(intercept)}, replicated_query={bool(replicated)}"
@@ -201,7 +206,7 @@ def _counted(
     return counting.fill(key, keep), counting.fill(value, keep), weight
 
 
-def _alpha(alpha: Any, covariance: Covariance, key: Tensor, lead: tuple[int, ...]) -> Tensor:
+def _alpha(alpha: float | Tensor | None, covariance: Covariance, key: Tensor, lead: tuple[int, ...]) -> Tensor:
     if isinstance(alpha, (str, list, tuple)):
         raise TypeError(
             f"alpha must be a number or a tensor, got {alpha!r}: leave-one-out needs the points, and each rank has "

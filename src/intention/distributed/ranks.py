@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import NoReturn, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from intention.solve.torch_state import gradient_free
+from intention.solve.torch_state import Ctx, gradient_free
 
 TEXT = 512  # bytes in which a rank says what it was called with, sent only when ranks differ
 
@@ -28,6 +28,12 @@ class Told(Protocol):
 Brought = TypeVar("Brought", bound=Told)
 
 
+class Kept(Ctx, Protocol):
+    group: dist.ProcessGroup
+    forth: float
+    back: float
+
+
 class SumOverRanks(torch.autograd.Function):
     """(x, group, forth, back) -> forth * (sum of x over ranks); the derivative is the same with the factors swapped.
 
@@ -37,31 +43,33 @@ class SumOverRanks(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(x: Tensor, group: Any, forth: float, back: float) -> Tensor:
+    def forward(x: Tensor, group: dist.ProcessGroup, forth: float, back: float) -> Tensor:
         return _all_reduce(x.clone(memory_format=torch.contiguous_format), group) * forth
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+    def setup_context(ctx: Kept, inputs: tuple[Tensor, dist.ProcessGroup, float, float], output: Tensor) -> None:
         _, ctx.group, ctx.forth, ctx.back = inputs
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
+    def backward(ctx: Kept, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         return SumOverRanks.apply(grads[0], ctx.group, ctx.back, ctx.forth), None, None, None
 
 
-def sum_over_ranks(x: Tensor, group: Any, back: float, wanted: bool) -> Tensor:
+def sum_over_ranks(x: Tensor, group: dist.ProcessGroup, back: float, wanted: bool) -> Tensor:
     """x is ours. `wanted`: some rank wants a gradient, so all must take part in the backward."""
     if wanted and not x.requires_grad:
         x.requires_grad_()
-    return _all_reduce(x, group) if gradient_free(x) else SumOverRanks.apply(x, group, 1.0, back)  # type: ignore[return-value]
+    return _all_reduce(x, group) if gradient_free(x) else SumOverRanks.apply(x, group, 1.0, back)
 
 
-def _all_reduce(x: Tensor, group: Any, op: Any = dist.ReduceOp.SUM) -> Tensor:
+def _all_reduce(x: Tensor, group: dist.ProcessGroup, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
     dist.all_reduce(x, op=op, group=group)
     return x
 
 
-def agree(read: Callable[[], Brought], options: str, group: Any, device: torch.device) -> tuple[Brought, bool]:
+def agree(
+    read: Callable[[], Brought], options: str, group: dist.ProcessGroup, device: torch.device
+) -> tuple[Brought, bool]:
     """What `read` gives, and whether any rank wants a gradient; or an error, on all ranks instead of on some."""
     local, error = None, None
     try:
@@ -79,7 +87,9 @@ def agree(read: Callable[[], Brought], options: str, group: Any, device: torch.d
     return local, bool(wanted)
 
 
-def _raise_together(text: str, error: Exception | None, failed: bool, group: Any, device: torch.device) -> NoReturn:
+def _raise_together(
+    text: str, error: Exception | None, failed: bool, group: dist.ProcessGroup, device: torch.device
+) -> NoReturn:
     mine = bytes([error is not None]) + text.encode()[: TEXT - 1]
     sent = torch.tensor(list(mine.ljust(TEXT, b"\0")), dtype=torch.uint8, device=device)
     got = [torch.empty_like(sent) for _ in range(dist.get_world_size(group))]
@@ -97,7 +107,7 @@ def _raise_together(text: str, error: Exception | None, failed: bool, group: Any
     )
 
 
-def member(group: Any) -> Any:
+def member(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     """The process group, of which this process is part."""
     if not dist.is_available():
         raise RuntimeError("this build of torch has no torch.distributed; use intention.fit, of one process")
@@ -107,12 +117,13 @@ def member(group: Any) -> Any:
             "torch.distributed.init_process_group, or use intention.fit, of one process"
         )
     group = dist.group.WORLD if group is None else group
+    assert group is not None  # of an initialised process
     if dist.get_rank(group) < 0:
         raise ValueError(f"rank {dist.get_rank()} is no member of this group; call on the ranks that are, only")
     return group
 
 
-def place(key: Any, group: Any) -> torch.device:
+def place(key: object, group: dist.ProcessGroup) -> torch.device:
     """Where the ranks talk: beside the keys, or, where those are no tensor, where the backend can."""
     if isinstance(key, Tensor):
         return key.device

@@ -30,7 +30,7 @@ except ImportError as error:
 
 __all__ = ["register"]
 
-CALLS: dict[str, Callable[..., Any]] = {"intention": F.intention, "sigma_intention": F.sigma_intention}
+CALLS: dict[str, Callable[..., Tensor]] = {"intention": F.intention, "sigma_intention": F.sigma_intention}
 
 # Keyword arguments of models that change what attention computes -> what to do. Those without a value are ignored, as
 # are all others: models also hand over what only some kernels read (position_ids, sliding_window, deterministic, ...).
@@ -92,7 +92,7 @@ def register(
 
 
 def _forward(
-    call: Callable[..., Any],
+    call: Callable[..., Tensor],
     defaults: Settings,
     module: nn.Module,
     query: Tensor,
@@ -191,7 +191,7 @@ def _mask(
     kv_length: int,
     q_offset: int | Tensor = 0,
     kv_offset: int = 0,
-    mask_function: Callable[..., Any] = causal_mask_function,
+    mask_function: Callable[..., Tensor | bool] = causal_mask_function,
     attention_mask: Tensor | None = None,
     local_size: int | None = None,
     allow_is_causal_skip: bool = True,
@@ -211,7 +211,7 @@ def _mask(
         batch_size=batch_size,
         q_length=q_length,
         kv_length=kv_length,
-        q_offset=q_offset,  # type: ignore[arg-type] - a tensor with static caches
+        q_offset=q_offset,  # pyright: ignore[reportArgumentType] - a tensor with static caches
         kv_offset=kv_offset,
         mask_function=mask_function,
         attention_mask=attention_mask,
@@ -233,7 +233,7 @@ def _mask(
         if mask_function is causal_mask_function or no_window:
             seen = None if attention_mask is None else _padding(attention_mask, kv_length)
             is_causal = True
-    out.intention_mask = Known(seen, is_causal, _version(out))  # type: ignore[attr-defined]
+    out.intention_mask = Known(seen, is_causal, _version(out))  # pyright: ignore[reportAttributeAccessIssue]
     return out
 
 
@@ -298,9 +298,9 @@ def _is_sequence(x: object) -> TypeGuard[Sequence[float]]:
     return isinstance(x, list | tuple)
 
 
-def _values(x: Any) -> Sequence[Any]:
+def _values(x: Any) -> Sequence[float]:
     return x if _is_sequence(x) else (x,)
 
 
-def _per_head(x: Any, device: torch.device, dtype: torch.dtype) -> Any:
+def _per_head(x: Any, device: torch.device, dtype: torch.dtype) -> float | Tensor:
     return torch.tensor(x, dtype=dtype, device=device) if _is_sequence(x) else x

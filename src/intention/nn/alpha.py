@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,11 @@ from intention._call.counting import Counted
 from intention._covariance import Covariance, default_alpha, gain_of, largest_alpha
 from intention.nn.embed import mlp
 from intention.nn.scaling import Scale
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["ContextAlpha", "LearnableAlpha"]
 
 Alpha = float | Tensor | nn.Module | None
 
@@ -40,8 +46,8 @@ class LearnableAlpha(nn.Module):
         start: float | Tensor | None = None,
         shape: tuple[int, ...] = (),
         covariance: Covariance = "ridge",
-        device: Any = None,
-        dtype: Any = None,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.convex = covariance == "convex"
@@ -87,8 +93,8 @@ class ContextAlpha(nn.Module):
         hidden: int = 64,
         start: float | None = None,
         covariance: Covariance = "ridge",
-        device: Any = None,
-        dtype: Any = None,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.convex = covariance == "convex"
@@ -121,9 +127,11 @@ def mean_of_points(x: Tensor, weight: Tensor | None) -> Tensor:
 class HoldsAlpha(nn.Module):
     """A module with an alpha that was given by `hold_alpha`."""
 
+    alpha: Alpha
+    covariance: Covariance
     given_alpha: Tensor | None = None  # a fixed one that is a tensor, as it came: on meta the buffer has no value
 
-    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """A fixed alpha moves with the module but keeps its precision: in bfloat16 0.999 is 1, in float16 1e5 infinite.
 
         It is not in the state_dict, so it must also survive the way over meta.
@@ -172,10 +180,10 @@ def hold_alpha(module: HoldsAlpha, alpha: Alpha, covariance: Covariance, scale: 
         return
     if alpha is not None and not isinstance(alpha, nn.Module):
         checks.alpha_number(alpha, largest_alpha(covariance))
-    module.alpha = alpha  # type: ignore[assignment]
+    module.alpha = alpha
 
 
-def alpha_repr(module: Any) -> str:
+def alpha_repr(module: HoldsAlpha) -> str:
     """alpha and covariance as a module prints them; an alpha that is a module has a line of its own below."""
     alpha, covariance = module.alpha, module.covariance
     if isinstance(alpha, nn.Module):
@@ -189,7 +197,7 @@ def alpha_repr(module: Any) -> str:
 
 
 def alpha_of_call(
-    alpha: Any, covariance: Covariance, key: Tensor, value: Tensor, counted: Counted, is_causal: bool
+    alpha: Alpha, covariance: Covariance, key: Tensor, value: Tensor, counted: Counted, is_causal: bool
 ) -> float | Tensor:
     """The alpha of one call, from what `hold_alpha` registered."""
     if alpha is None:

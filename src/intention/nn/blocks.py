@@ -13,6 +13,17 @@ from intention.nn import checks
 from intention.nn.mixers import make_mixer
 from intention.nn.multihead import settings_of
 
+__all__ = [
+    "Former",
+    "Informer",
+    "InformerDecoderLayer",
+    "InformerLayer",
+    "LinTransformer",
+    "NPFormer",
+    "SigmaInformer",
+    "Transformer",
+]
+
 Mixer = str | nn.Module | Callable[..., nn.Module]
 
 
@@ -44,8 +55,8 @@ class InformerLayer(nn.TransformerEncoderLayer):
         batch_first: bool = False,
         norm_first: bool = False,
         bias: bool = True,
-        device: Any = None,
-        dtype: Any = None,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
         *,
         mixer: Mixer = "intention",
         embed_input: bool = False,
@@ -113,8 +124,8 @@ class InformerDecoderLayer(nn.TransformerDecoderLayer):
         batch_first: bool = False,
         norm_first: bool = False,
         bias: bool = True,
-        device: Any = None,
-        dtype: Any = None,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
         *,
         mixer: str | Callable[..., nn.Module] = "intention",
         cross_mixer: str | Callable[..., nn.Module] | None = None,
@@ -166,8 +177,8 @@ class Former(nn.Module):
         batch_first: bool = False,
         norm_first: bool = False,
         bias: bool = True,
-        device: Any = None,
-        dtype: Any = None,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
         *,
         embed_input: bool = False,
         final_norm: bool | None = None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,19 +11,19 @@ from torch import Tensor
 from intention._call import counting
 from intention._covariance import Covariance
 from intention.functional import intention
-from intention.nn.alpha import alpha_of_call
+from intention.nn.alpha import Alpha, alpha_of_call
 from intention.nn.scaling import Scale, factor_of, scale_queries
 from intention.solve.torch_state import unobserved
 
 
 def solve(
-    call: Any,
+    call: Callable[..., Tensor],
     query: Tensor,
     key: Tensor,
     value: Tensor,
     attn_mask: Tensor | None,
     *,
-    alpha: Any,
+    alpha: Alpha,
     scale: Scale,
     covariance: Covariance,
     is_causal: bool = False,
@@ -68,7 +69,7 @@ def unit_vectors(key: Tensor, origin: bool = False) -> Tensor:
 def shared_mask(attn_mask: Tensor | None, is_causal: bool) -> Tensor | None:
     """(..., 1, N): one w serves all queries only if they see the same points."""
     if is_causal or (attn_mask is not None and not counting.same_for_all_queries(attn_mask)):
-        got = "is_causal=True" if is_causal else f"a mask {tuple(attn_mask.shape)}"  # type: ignore[union-attr]
+        got = "is_causal=True" if is_causal or attn_mask is None else f"a mask {tuple(attn_mask.shape)}"
         raise ValueError(
             f"w, a kernel or constraints need one fit for all queries, got {got}; use a mask (..., 1, N), or a head "
             "without embed_w, return_w, kernel and constraints"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from numbers import Integral
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +11,7 @@ from intention import _checks as checks
 from intention._checks import shape
 
 
-def multihead(mixer: Any, query: Tensor, key: Tensor, value: Tensor) -> bool:
+def multihead(mixer: nn.MultiheadAttention, query: Tensor, key: Tensor, value: Tensor) -> bool:
     """The points of a call of an nn.MultiheadAttention: whether they are batched."""
     if query.is_nested or key.is_nested or value.is_nested:
         raise ValueError(
@@ -40,7 +39,12 @@ def multihead(mixer: Any, query: Tensor, key: Tensor, value: Tensor) -> bool:
 
 
 def multihead_masks(
-    mixer: Any, query: Tensor, key: Tensor, padding: Tensor | None, attn_mask: Tensor | None, is_causal: bool
+    mixer: nn.MultiheadAttention,
+    query: Tensor,
+    key: Tensor,
+    padding: Tensor | None,
+    attn_mask: Tensor | None,
+    is_causal: bool,
 ) -> None:
     """The masks of such a call, for query (batch, M, features) and key (batch, N, features)."""
     (b, m, _), n, heads = query.shape, key.shape[1], mixer.num_heads

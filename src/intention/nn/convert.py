@@ -11,6 +11,8 @@ from torch import nn
 from intention.nn.mixers import make_mixer
 from intention.nn.multihead import Multihead, settings_of, unlike_torchs
 
+__all__ = ["Swapped", "swap_attention"]
+
 HOOKS = (
     "_forward_hooks",
     "_forward_pre_hooks",
@@ -67,9 +69,9 @@ def swap_attention(
         why = _why_not(module)
         if why is not None:
             skipped |= {name: why} if why else {}
-        else:
+        elif isinstance(module, nn.MultiheadAttention):
             if id(module) not in made:
-                made[id(module)] = _converted(module, mixer, options)  # type: ignore[arg-type]
+                made[id(module)] = _converted(module, mixer, options)
             changed.append(name)
     # nothing has changed so far, should an option be wrong
     modules: dict[str, Any] = dict(model.named_modules(remove_duplicate=False))
@@ -100,7 +102,9 @@ def _check_unwrapped(model: nn.Module) -> None:
         )
 
 
-def _converted(attention: nn.MultiheadAttention, mixer: str | Callable[..., nn.Module], options: Any) -> nn.Module:
+def _converted(
+    attention: nn.MultiheadAttention, mixer: str | Callable[..., nn.Module], options: dict[str, Any]
+) -> nn.Module:
     made = make_mixer(mixer, **settings_of(attention), **options)
     parameters = dict(attention.named_parameters())
     missing = parameters.keys() - {name for name, _ in made.named_parameters()}

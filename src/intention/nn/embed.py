@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
+import torch
 from torch import nn
 
+__all__ = ["mlp"]
 
-def mlp(*sizes: int, activation: type[nn.Module] = nn.ReLU, device: Any = None, dtype: Any = None) -> nn.Sequential:
+
+def mlp(
+    *sizes: int,
+    activation: type[nn.Module] = nn.ReLU,
+    device: torch.device | str | int | None = None,
+    dtype: torch.dtype | None = None,
+) -> nn.Sequential:
     """Linear layers of the given sizes with an activation between them, none at the end.
 
     >>> mlp(3, 64, 5)

@@ -15,11 +15,13 @@ from intention._covariance import Covariance, is_named
 from intention.constraints import LinearConstraint
 from intention.context import Context
 from intention.context.fit import fit
-from intention.kernels import as_kernel
+from intention.kernels import Function, Kernel, as_kernel
 from intention.nn.alpha import Alpha, HoldsAlpha, alpha_of_call, alpha_repr, hold_alpha, mean_of_points
 from intention.nn.call import shared_mask, solve, unit_vectors
 from intention.nn.scaling import Scale, check_scale
 from intention.solve.ladder import has_float64
+
+__all__ = ["Attention", "Intention", "LinearAttention", "NeuralProcess", "SigmaIntention"]
 
 
 class Head(nn.Module):
@@ -172,9 +174,9 @@ class NeuralProcess(Head):
         pairs = self.embed_pair(torch.cat([counting.fill(key, seen), counting.fill(value, seen)], -1))  # (..., N, p)
         weight = counted.total(pairs.dtype)  # (..., N)
         weight = None if weight is None else weight.unsqueeze(-2)
-        if is_causal or counted.per_query is not None:
-            own = counting.triangle(query.shape[-2], key.shape[-2], key.device) if is_causal else counted.per_query
-            taken = counting.as_weight(own, pairs.dtype)  # type: ignore[arg-type]
+        own = counting.triangle(query.shape[-2], key.shape[-2], key.device) if is_causal else counted.per_query
+        if own is not None:
+            taken = counting.as_weight(own, pairs.dtype)
             weight = taken if weight is None else taken * weight  # (..., M, N)
         context = self.embed_context(mean_of_points(pairs, weight))  # (..., M or 1, c)
         lead = torch.broadcast_shapes(query.shape[:-1], context.shape[:-1])
@@ -273,7 +275,7 @@ class Intention(Head, HoldsAlpha):
         *,
         intercept: bool = False,
         covariance: Covariance = "ridge",
-        kernel: Any = None,
+        kernel: str | Kernel | Function | None = None,
         constraints: LinearConstraint | Iterable[LinearConstraint] = (),
         scale: Scale = None,
         embed_query: nn.Module | None = None,

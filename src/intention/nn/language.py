@@ -13,6 +13,8 @@ from intention.nn import checks
 from intention.nn.mixers import make_mixer
 from intention.nn.multihead import Multihead, Stream
 
+__all__ = ["InformerLM"]
+
 POSITIONS = ("rotary", "none")
 
 
@@ -99,7 +101,7 @@ class InformerLM(nn.Module):
         self.layers = nn.ModuleList(
             CausalLayer(
                 d_model,
-                make_mixer(mixer, d_model, nhead, batch_first=True, **options),  # type: ignore[arg-type]
+                make_mixer(mixer, d_model, nhead, batch_first=True, **options),  # pyright: ignore[reportArgumentType] - by name
                 dim_feedforward or 4 * d_model,
                 dropout,
             )

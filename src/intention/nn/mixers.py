@@ -19,6 +19,8 @@ from intention.nn.multihead import Heads, Multihead, MultiheadIntention, Project
 from intention.nn.scaling import number
 from intention.sequences.recurrent import delta_stream, linear_stream
 
+__all__ = ["MultiheadAttention", "MultiheadDelta", "MultiheadLinearAttention", "MultiheadNeuralProcess"]
+
 
 class Scaled(Multihead):
     """A mixer whose map has a scale that is a number."""
@@ -46,7 +48,9 @@ class MultiheadAttention(Scaled):
     def mix(self, heads: Heads) -> Tensor:
         return F.attention(*heads[:6], scale=self.scale)
 
-    def advance(self, x: Tensor, heads: Projected, memory: Any, seen: int) -> tuple[Tensor, Any]:
+    def advance(
+        self, x: Tensor, heads: Projected, memory: tuple[Tensor, Tensor] | None, seen: int
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """All keys and values: the memory grows with the tokens."""
         query, key, value = heads
         if memory is not None:
@@ -74,7 +78,7 @@ class MultiheadLinearAttention(Scaled):
             return F.linear_attention(query, *heads[1:6])
         return F.linear_attention(*heads[:6], scale=self.scale)
 
-    def advance(self, x: Tensor, heads: Projected, memory: Any, seen: int) -> tuple[Tensor, Any]:
+    def advance(self, x: Tensor, heads: Projected, memory: Tensor | None, seen: int) -> tuple[Tensor, Tensor]:
         """The sum K'V."""
         query, key, value = heads
         if self.scale is None:
@@ -102,7 +106,7 @@ class MultiheadDelta(Multihead):
     def mix(self, heads: Heads) -> Tensor:
         raise NotImplementedError("the delta rule reads tokens in their order; use stream(x) in the place of a forward")
 
-    def advance(self, x: Tensor, heads: Projected, memory: Any, seen: int) -> tuple[Tensor, Any]:
+    def advance(self, x: Tensor, heads: Projected, memory: Tensor | None, seen: int) -> tuple[Tensor, Tensor]:
         """The matrix S."""
         query, key, value = heads
         beta = torch.sigmoid(self.strength(x)).transpose(1, 2)  # (batch, heads, n)
@@ -124,11 +128,15 @@ class MultiheadNeuralProcess(Multihead):
     def __init__(self, *args: Any, hidden: int | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         d, weight = self.head_dim, self.out_proj.weight
-        place: dict[str, Any] = {"device": weight.device, "dtype": weight.dtype}
 
         def head() -> NeuralProcess:
-            context = nn.Sequential(mlp(2 * d, hidden or self.embed_dim, d, **place), nn.Dropout(self.dropout))
-            return NeuralProcess(embed_context=context, embed_output=nn.Linear(2 * d, d, **place))
+            context = nn.Sequential(
+                mlp(2 * d, hidden or self.embed_dim, d, device=weight.device, dtype=weight.dtype),
+                nn.Dropout(self.dropout),
+            )
+            return NeuralProcess(
+                embed_context=context, embed_output=nn.Linear(2 * d, d, device=weight.device, dtype=weight.dtype)
+            )
 
         self.heads = nn.ModuleList(head() for _ in range(self.num_heads))
 
@@ -140,7 +148,7 @@ class MultiheadNeuralProcess(Multihead):
         return torch.stack([head(*seen, is_causal=heads.is_causal) for head, seen in own], dim=1)
 
 
-MIXERS: dict[str, tuple[type[Multihead], dict[str, Any]]] = {
+MIXERS: dict[str, tuple[type[Multihead], dict[str, bool]]] = {
     "intention": (MultiheadIntention, {}),
     "sigma_intention": (MultiheadIntention, {"softmax": True}),
     "attention": (MultiheadAttention, {}),

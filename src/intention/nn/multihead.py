@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as TF
@@ -16,9 +16,15 @@ from intention.nn import checks
 from intention.nn.alpha import Alpha, HoldsAlpha, LearnableAlpha, alpha_repr, hold_alpha
 from intention.nn.call import solve
 from intention.nn.scaling import Scale, check_scale, scale_queries
-from intention.sequences.state import CausalState, sigma_stream
+from intention.sequences.state import CausalState, Sigma, sigma_stream
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["MultiheadIntention", "Stream"]
 
 Projected = tuple[Tensor, Tensor, Tensor]  # queries, keys and values (batch, heads, n, features)
+Memory = Tensor | tuple[Tensor, Tensor] | CausalState | Sigma  # linear, softmax, Intention, sigma
 Rotate = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
 
 
@@ -37,7 +43,7 @@ class Heads(NamedTuple):
 class Stream(NamedTuple):
     """A sequence as far as it was read: what a mixer remembers of it, and how many tokens there were."""
 
-    memory: Any
+    memory: Memory
     seen: int
 
 
@@ -130,7 +136,7 @@ class Multihead(nn.MultiheadAttention):
         mixed, memory = self.advance(x, (q, k, v), None if before is None else before.memory, seen)
         return self.out_proj(mixed.transpose(1, 2).flatten(-2)), Stream(memory, seen + x.shape[1])
 
-    def advance(self, x: Tensor, heads: Projected, memory: Any, seen: int) -> tuple[Tensor, Any]:
+    def advance(self, x: Tensor, heads: Projected, memory: Any, seen: int) -> tuple[Tensor, Memory]:
         """The heads' answers to the next tokens x, and what is remembered then."""
         raise NotImplementedError(f"{type(self).__name__} does not read streams")
 
@@ -148,7 +154,8 @@ class Multihead(nn.MultiheadAttention):
         if query is key and key is value and self.in_proj_weight is not None and not self._extra_points():
             all_three = TF.linear(query, self.in_proj_weight, self.in_proj_bias)
             split = all_three.reshape(*all_three.shape[:2], 3, self.num_heads, -1)
-            return split.permute(2, 0, 3, 1, 4).unbind(0)  # type: ignore[return-value]
+            q, k, v = split.permute(2, 0, 3, 1, 4).unbind(0)
+            return q, k, v
         q, k, v = (x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for x in self._project(query, key, value))
         return q, k, v
 
@@ -191,7 +198,7 @@ class Multihead(nn.MultiheadAttention):
         return mask
 
     @classmethod
-    def from_attention(cls, attention: nn.MultiheadAttention, **options: Any) -> Any:
+    def from_attention(cls, attention: nn.MultiheadAttention, **options: Any) -> Self:
         """A mixer with a copy of the weights of `attention`, its configuration, device, dtype and mode."""
         checks.attention_module(attention)
         mixer = cls(**settings_of(attention), **options)
@@ -265,8 +272,8 @@ class MultiheadIntention(Multihead, HoldsAlpha):
         kdim: int | None = None,
         vdim: int | None = None,
         batch_first: bool = False,
-        device: Any = None,
-        dtype: Any = None,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
         *,
         softmax: bool = False,
         alpha: Alpha = None,
@@ -303,7 +310,7 @@ class MultiheadIntention(Multihead, HoldsAlpha):
             read=heads.read,
         )
 
-    def advance(self, x: Tensor, heads: Projected, memory: Any, seen: int) -> tuple[Tensor, Any]:
+    def advance(self, x: Tensor, heads: Projected, memory: Any, seen: int) -> tuple[Tensor, Memory]:
         """A CausalState; with softmax also all keys and values, as softmax attention has to remember them."""
         query, key, value = heads
         computed = isinstance(self.alpha, nn.Module) and not isinstance(self.alpha, LearnableAlpha)
@@ -334,7 +341,7 @@ class MultiheadIntention(Multihead, HoldsAlpha):
         if isinstance(alpha, LearnableAlpha):
             alpha.reset_parameters()
 
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
+    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: Any, **kwargs: Any) -> None:
         start = f"{prefix}alpha."
         if isinstance(self.alpha, nn.Module) and not any(name.startswith(start) for name in state_dict):
             own = self.alpha.state_dict()

@@ -26,14 +26,16 @@ from torch import Tensor
 from intention import _checks as checks
 from intention._covariance import Covariance
 
+__all__ = ["output_scale", "variance_scale"]
+
 SCALES = ("variance", "output", "attention")
 Scale = float | str | None
 
 
-def check_scale(scale: object, softmax: bool) -> None:
+def check_scale(scale: Scale, softmax: bool) -> None:
     if not isinstance(scale, str):
         checks.scale(scale)
-        if scale is not None and not math.isfinite(scale):  # type: ignore[arg-type]
+        if scale is not None and not math.isfinite(scale):
             raise ValueError(f"scale must be finite, got {scale}; use None for 1")
         return
     if scale not in SCALES:

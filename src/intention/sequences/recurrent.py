@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -37,7 +37,13 @@ def delta_stream(
     return _in_turn(query, key, value, memory, corrections)
 
 
-def _in_turn(query: Tensor, key: Tensor, value: Tensor, memory: Tensor | None, rows: Any) -> tuple[Tensor, Tensor]:
+def _in_turn(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    memory: Tensor | None,
+    rows: Callable[[Tensor, Tensor, Tensor, Tensor, int], Tensor],
+) -> tuple[Tensor, Tensor]:
     """Chunk by chunk: o = q S + tril(q k') u and S + k'u, with the rows u that `rows` makes of a chunk's values."""
     dtype, (query, key, value) = _widened(query, key, value)
     sums = key.new_zeros(*key.shape[:-2], key.shape[-1], value.shape[-1]) if memory is None else memory.to(key.dtype)

@@ -14,7 +14,6 @@ import itertools
 import math
 from dataclasses import dataclass
 from os import PathLike
-from typing import Any
 
 import torch
 import torch.nn.functional as TF
@@ -31,6 +30,8 @@ from intention.solve.causal.each_query import triangle
 from intention.solve.causal.sequence import causal
 from intention.solve.ladder import Report
 from intention.solve.torch_state import compiling, gradient_free, look
+
+__all__ = ["CausalState", "causal_intention"]
 
 SUMS = torch.float64
 SLOPES_RATIO = 1e4  # the condition up to which sums in float64 serve gradients, whose errors grow with its square
@@ -62,7 +63,7 @@ class CausalState:
         *,
         alpha: float | Tensor | None = None,
         covariance: str = "ridge",
-        device: Any = None,
+        device: torch.device | str | int | None = None,
     ) -> CausalState:
         """Before the first token. `alpha` (one per head) broadcasts to the leading dimensions."""
         alpha = _alpha(alpha, covariance, device)
@@ -81,7 +82,9 @@ class CausalState:
         scale: float | None = None,
     ) -> tuple[Tensor, CausalState]:
         """Answers (..., N, k) to the next N tokens, all at once, and the state after them."""
-        return _run(query, key, value, weight, decay, scale, self)[:2]  # type: ignore[return-value]
+        out, state, _ = _run(query, key, value, weight, decay, scale, self)
+        assert state is not None
+        return out, state
 
     def step(
         self,
@@ -139,6 +142,9 @@ class CausalState:
         return CausalState.from_state_dict(storage.load(path, device))
 
 
+Sigma = tuple[Tensor, Tensor, CausalState]  # what sigma-Intention remembers of a stream: keys, values, Sigma
+
+
 def causal_intention(
     query: Tensor,
     key: Tensor,
@@ -168,7 +174,7 @@ def causal_intention(
     return _run(query, key, value, weight, decay, scale, (regulariser, covariance))[0]
 
 
-def _alpha(alpha: float | Tensor | None, covariance: str, device: Any) -> Tensor:
+def _alpha(alpha: float | Tensor | None, covariance: str, device: torch.device | str | int | None) -> Tensor:
     checks.choice("covariance", covariance, ("ridge", "convex"))
     if isinstance(alpha, Tensor):
         return alpha
@@ -207,19 +213,17 @@ def _run(
     dtype = torch.promote_types(torch.promote_types(query.dtype, key.dtype), read.dtype)
     working = torch.float64 if dtype == torch.float64 else torch.float32
 
-    def flat(x: Tensor | None, trailing: int, to: torch.dtype = working) -> Tensor | None:
-        if x is None:
-            return None
+    def flat(x: Tensor, trailing: int, to: torch.dtype = working) -> Tensor:
         own = x.shape[x.dim() - trailing :]
         return x.to(to).expand((*lead, *own)).reshape(math.prod(lead), *own)
 
-    regulariser: Any = flat(alpha.to(query.device), 0)
-    logs = None if decay is None else flat(decay, 1, SUMS).log()  # type: ignore[union-attr]
-    sums = (None, None) if state is None else (flat(state.gram, 2, SUMS), flat(state.cross, 2, SUMS))
-    if value is None:
-        sums = (sums[0], None)
+    regulariser = flat(alpha.to(query.device), 0)
     gain = gain_of(regulariser, covariance)
-    tokens = Tokens(flat(query, 2), flat(key, 2), flat(value, 2), flat(weight, 1), regulariser, gain, *sums)  # type: ignore[arg-type]
+    logs = None if decay is None else flat(decay, 1, SUMS).log()
+    values, weights = None if value is None else flat(value, 2), None if weight is None else flat(weight, 1)
+    gram = None if state is None else flat(state.gram, 2, SUMS)
+    cross = None if state is None or value is None else flat(state.cross, 2, SUMS)
+    tokens = Tokens(flat(query, 2), flat(key, 2), values, weights, regulariser, gain, gram, cross)
     out, packed = causal(tokens, logs)
     report = Report(*(x.reshape(lead) for x in packed.unbind(-1)))
     if scale is not None:
@@ -239,13 +243,13 @@ def _after(tokens: Tokens, log_decay: Tensor | None) -> tuple[Tensor, Tensor]:
     key = tokens.key.to(SUMS)
     value = key[..., :0] if tokens.value is None else tokens.value.to(SUMS)
     counted = key if tokens.weight is None else key * tokens.weight.unsqueeze(-1).to(SUMS)
-    whole: Any = 1.0
+    whole: float | Tensor = 1.0
     if log_decay is not None:
         total = log_decay.cumsum(1).unsqueeze(-1)
         counted = counted * (total[:, -1:] - total).exp()
         whole = total[:, -1:].exp()
     gram, cross = counted.mT @ key, counted.mT @ value
-    return whole * tokens.gram + gram, cross if tokens.cross is None else whole * tokens.cross + cross  # type: ignore[operator]
+    return whole * tokens.gram + gram, cross if tokens.cross is None else whole * tokens.cross + cross
 
 
 def _packed(
@@ -291,8 +295,8 @@ def _packed(
 
 @full_precision
 def sigma_stream(
-    query: Tensor, key: Tensor, value: Tensor, alpha: Tensor, covariance: str, scale: float | None, memory: Any
-) -> tuple[Tensor, Any]:
+    query: Tensor, key: Tensor, value: Tensor, alpha: Tensor, covariance: str, scale: float | None, memory: Sigma | None
+) -> tuple[Tensor, Sigma]:
     """sigma-Intention of the next tokens. Sigma is a sum; the softmax needs all keys and values."""
     lead = key.shape[:-2]
     if memory is None:
@@ -306,7 +310,9 @@ def sigma_stream(
     keys, values = torch.cat([keys, key], -2), torch.cat([values, value], -2)
     shown = None if seen == 0 else triangle(query.shape[-2], keys.shape[-2], key.device, seen)
 
-    def transformed(query: Tensor, key: Tensor, before: Any) -> tuple[Tensor, Any, bool]:
+    def transformed(
+        query: Tensor, key: Tensor, before: CausalState | tuple[Tensor, str]
+    ) -> tuple[Tensor, CausalState | None, bool]:
         moved, after, report = _run(query, key, None, None, None, scale, before)
         told = Inputs(query, key, value, None, alpha, None)
         moved, _, again = scored(moved[..., key.shape[-2] - m :, :], keys.to(moved.dtype), report, "auto", told)
@@ -319,6 +325,7 @@ def sigma_stream(
         moved, after, _ = transformed(query.double(), key.double(), state)
     elif again:  # of the sums slopes know too little, and here all keys are known
         moved, *_ = transformed(TF.pad(query.double(), (0, 0, seen, 0)), keys.double(), (state.alpha, covariance))
+    assert after is not None
     if not free:
         after = dataclasses.replace(after, gram=state.gram + key.mT @ key)
     k, v = keys.to(moved.dtype), values.to(moved.dtype)

@@ -11,22 +11,35 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.library import Library, register_autograd, register_fake, register_vmap
 
 from intention.solve import torch_state
-from intention.solve.torch_state import asked, compiling, eager, forward_mode, gradient_free, legacy_batched, unobserved
+from intention.solve.torch_state import (
+    Ctx,
+    asked,
+    compiling,
+    eager,
+    forward_mode,
+    functorch,
+    gradient_free,
+    legacy_batched,
+    unobserved,
+)
 
 Opt = Tensor | None
 Outputs = tuple[Tensor, ...]
 Grads = Sequence[Opt]
+Call = Callable[..., object]
+Dims = tuple[int | None, ...]
 
-_functorch: Any = getattr(torch._C, "_functorch")  # noqa: B009 - torch's stubs do not know it
-_utils: Any = getattr(getattr(torch, "_functorch", None), "utils", None)
-_unwrap_dead_wrappers: Callable[..., Any] | None = getattr(_utils, "unwrap_dead_wrappers", None)
+Options = tuple[Any, ...]  # of the types that the operator's schema says
+
+_utils = getattr(getattr(torch, "_functorch", None), "utils", None)
+_unwrap_dead_wrappers: Callable[[Options], Options] | None = getattr(_utils, "unwrap_dead_wrappers", None)
 _library = Library("intention", "DEF")
 
 
@@ -34,17 +47,31 @@ class Saved(NamedTuple):
     """What a backward finds."""
 
     tensors: tuple[Opt, ...]
-    options: tuple[Any, ...]
+    options: Options
     outputs: Outputs  # answers (where they are saved), what was kept, the packed report
     seen: (
         Any  # what the forward saw on the host: whether the plain factor served every element; None: nobody has looked
     )
 
 
+class Kept(Ctx, Protocol):
+    """With what a forward keeps beside tensors."""
+
+    options: Options
+    seen: object
+
+
+class Batch(Protocol):
+    """What torch.vmap tells of itself."""
+
+    @property
+    def batch_size(self) -> int: ...
+
+
 class Note:
     """What a forward tells its wrapper beside tensors; torch.func hands it through as it is."""
 
-    def __init__(self, found: Outputs | None = None, seen: Any = None, *, aside: bool = False) -> None:
+    def __init__(self, found: Outputs | None = None, seen: object = None, *, aside: bool = False) -> None:
         self.found, self.seen = found, seen  # outputs that are there already, and what was seen on the host
         self.aside = aside  # whether only answers become outputs
         self.rest: Outputs = ()
@@ -64,7 +91,7 @@ class Operator:
     options: str  # "bool dual, float scale"
     answers: int
     outputs: int
-    solve: Callable[..., tuple[Outputs, Any]]
+    solve: Callable[..., tuple[Outputs, object]]
     shapes: Callable[..., Outputs]  # of solve, with keep=True
     pull: Callable[[Grads, Saved, Sequence[bool]], Grads]  # (gradients of answers, saved, needs): nothing watches
     differentiable: Callable[[Grads, Saved, Sequence[bool]], Grads]  # the same, of any order
@@ -72,7 +99,7 @@ class Operator:
         None  # tangents of the tensors -> of the answers
     )
     saves_answers: bool = True
-    traced: Callable[..., tuple[Outputs, Any]] | None = None  # in place of `solve`, where a graph has no second call
+    traced: Callable[..., tuple[Outputs, object]] | None = None  # in place of `solve`, where a graph has no second call
 
     count: int = field(init=False)  # of the tensors
     function: type[Door] = field(init=False)
@@ -93,7 +120,7 @@ class Operator:
             return self.recorded(args, Note(aside=eager() and not forward_mode()))
         return *outputs[: self.answers], outputs[-1]
 
-    def recorded(self, args: tuple[Any, ...], note: Note) -> Outputs:
+    def recorded(self, args: Options, note: Note) -> Outputs:
         """The same through the autograd.Function."""
         outputs = self.function.apply(*args, note)
         if not note.aside:
@@ -112,20 +139,20 @@ class Door(torch.autograd.Function):
         if torch_state.transformed() or _unwrap_dead_wrappers is None:
             _refuse_nested_forward(*args)
             return super().apply(*args)
-        return super(torch.autograd.Function, cls).apply(*_unwrap_dead_wrappers(args))  # type: ignore[misc]
+        return super(torch.autograd.Function, cls).apply(*_unwrap_dead_wrappers(args))  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def _refuse_nested_forward(*args: Any) -> None:
+def _refuse_nested_forward(*args: object) -> None:
     """torch runs the `jvp` of a Function on values without the tangents of an outer forward mode: silent zeros."""
-    stack = _functorch.get_interpreter_stack() or []
-    forward = {x.level() for x in stack if x.key() == _functorch.TransformType.Jvp}
+    stack = functorch.get_interpreter_stack() or []
+    forward = {x.level() for x in stack if x.key() == functorch.TransformType.Jvp}
     if len(forward) < 2:
         return
     levels = set()
     for x in args:
-        while isinstance(x, Tensor) and _functorch.is_functorch_wrapped_tensor(x):
-            levels.add(_functorch.maybe_get_level(x))
-            x = _functorch.get_unwrapped(x)
+        while isinstance(x, Tensor) and functorch.is_functorch_wrapped_tensor(x):
+            levels.add(functorch.maybe_get_level(x))
+            x = functorch.get_unwrapped(x)
     if len(levels & forward) > 1:
         raise RuntimeError(
             "forward mode within forward mode (torch.func.jacfwd or jvp, twice) loses derivatives in torch wherever "
@@ -138,7 +165,7 @@ def _function(op: Operator) -> type[Door]:
 
     class Function(Door):
         @staticmethod
-        def forward(*args: Any) -> Any:
+        def forward(*args: Any) -> Tensor | Outputs:
             """(*tensors, *options, note). Every output takes time: where nothing transforms, only answers are."""
             note: Note = args[-1]
             outputs = note.found
@@ -150,7 +177,7 @@ def _function(op: Operator) -> type[Door]:
             return outputs[0] if op.answers == 1 else outputs[: op.answers]
 
         @staticmethod
-        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        def setup_context(ctx: Kept, inputs: Options, output: Any) -> None:
             note: Note = inputs[-1]
             ctx.options, ctx.seen = inputs[op.count : -1], note.seen
             ctx.set_materialize_grads(False)
@@ -164,7 +191,7 @@ def _function(op: Operator) -> type[Door]:
                 ctx.save_for_forward(*saved)
 
         @staticmethod
-        def backward(ctx: Any, *grads: Any) -> Any:
+        def backward(ctx: Kept, *grads: Opt) -> tuple[Opt, ...]:
             others = (None,) * (len(ctx.options) + 1)
             grads = grads[: op.answers]
             if all(g is None for g in grads):
@@ -177,7 +204,7 @@ def _function(op: Operator) -> type[Door]:
             return *pull(grads, Saved(tensors, ctx.options, outputs, ctx.seen), needs), *others
 
         @staticmethod
-        def jvp(ctx: Any, *tangents: Any) -> Any:
+        def jvp(ctx: Kept, *tangents: Opt) -> tuple[Opt, ...]:
             if op.push is None:
                 raise RuntimeError(f"intention::{op.name} has no forward-mode derivative")
             tensors, outputs = _split(op, ctx.saved_tensors)
@@ -185,7 +212,7 @@ def _function(op: Operator) -> type[Door]:
             return *found, *(None,) * (op.outputs - op.answers)
 
         @staticmethod
-        def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
+        def vmap(info: Batch, in_dims: Dims, *args: object) -> tuple[Outputs, Dims]:
             size = info.batch_size
             out = Function.apply(*(gather_batch(a, d, size) for a, d in zip(args, in_dims, strict=True)))
             return tuple(scatter_batch(x, size) for x in out), (0,) * op.outputs
@@ -194,17 +221,17 @@ def _function(op: Operator) -> type[Door]:
     return Function
 
 
-def _split(op: Operator, saved: tuple[Any, ...]) -> tuple[tuple[Opt, ...], Outputs]:
+def _split(op: Operator, saved: Outputs) -> tuple[tuple[Opt, ...], Outputs]:
     """Read once: torch.utils.checkpoint makes saved tensors anew for one look."""
     return saved[: op.count], saved[op.count :]
 
 
-def _needed(ctx: Any, tensors: Sequence[Opt]) -> list[bool]:
+def _needed(ctx: Ctx, tensors: Sequence[Opt]) -> list[bool]:
     return [need and x is not None for need, x in zip(ctx.needs_input_grad, tensors, strict=False)]
 
 
 def _backward_operator(
-    op: Operator, grads: Grads, tensors: Sequence[Opt], kept: Outputs, options: tuple[Any, ...], needs: list[bool]
+    op: Operator, grads: Grads, tensors: Sequence[Opt], kept: Outputs, options: Options, needs: list[bool]
 ) -> tuple[Opt, ...]:
     call = getattr(torch.ops.intention, f"{op.name}_backward")
     found = call(*grads, *tensors, *kept, *options, needs)
@@ -231,11 +258,11 @@ def _register(op: Operator) -> None:
         kept = outputs[between] if args[-1] else [outputs[0].new_empty(0) for _ in outputs[between]]
         return *outputs[: op.answers], *kept, outputs[-1]
 
-    def setup(ctx: Any, inputs: Any, output: Any) -> None:
+    def setup(ctx: Kept, inputs: Options, output: Outputs) -> None:
         ctx.options = inputs[op.count : -1]
         ctx.save_for_backward(*inputs[: op.count], *op.kept(output))
 
-    def grad(ctx: Any, *grads: Any) -> Any:
+    def grad(ctx: Kept, *grads: Opt) -> tuple[Opt, ...]:
         tensors, kept = _split(op, ctx.saved_tensors)
         needs = _needed(ctx, tensors)
         found = _backward_operator(op, grads[: op.answers], tensors, kept, ctx.options, needs)
@@ -269,7 +296,9 @@ def _register(op: Operator) -> None:
     register_autograd(f"intention::{op.name}", grad, setup_context=setup, lib=_library)
 
 
-def define(name: str, schema: str, implementation: Any, fake: Any, batched: Any = None, grad: Any = None) -> None:
+def define(
+    name: str, schema: str, implementation: Call, fake: Call, batched: Call | None = None, grad: Call | None = None
+) -> None:
     """A custom operator by itself, without an eager door."""
     _library.define(name + schema)
     _library.impl(name, implementation, "CompositeExplicitAutograd")
@@ -283,8 +312,8 @@ def _tuple(size: int) -> str:
     return f"({', '.join(['Tensor'] * size)})"
 
 
-def _batched(call: Any) -> Any:
-    def rule(info: Any, in_dims: Any, *args: Any) -> Any:
+def _batched(call: Callable[..., Outputs]) -> Call:
+    def rule(info: Batch, in_dims: Dims, *args: object) -> tuple[Outputs, Dims]:
         out = call(*(gather_batch(a, d, info.batch_size) for a, d in zip(args, in_dims, strict=True)))
         return tuple(scatter_batch(x, info.batch_size) if x.numel() else x for x in out), tuple(
             0 if x.numel() else None for x in out
@@ -293,7 +322,7 @@ def _batched(call: Any) -> Any:
     return rule
 
 
-def gather_batch(x: Any, dim: int | None, size: int) -> Any:
+def gather_batch(x: object, dim: int | None, size: int) -> object:
     """Fold vmap's dimension into the flat batch: (B, ...) with the new one at `dim` -> (size * B, ...)."""
     if not isinstance(x, Tensor):
         return x

@@ -5,38 +5,53 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-F = TypeVar("F", bound=Callable[..., Any])
+P = ParamSpec("P")
+R = TypeVar("R")
 
 # Private to torch but used by autograd.Function itself; without it every call takes the slower, always right way.
 _transforms_active: Callable[[], bool] = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
 _any_autocast: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
-_wrappers: Any = getattr(torch._C, "_functorch")  # noqa: B009 - torch's stubs do not know it
-_legacy_batched: Callable[[Tensor], bool] = getattr(_wrappers, "is_legacy_batchedtensor", lambda _: False)
+functorch: Any = getattr(torch._C, "_functorch")  # noqa: B009 - torch's stubs do not know it
+_legacy_batched: Callable[[Tensor], bool] = getattr(functorch, "is_legacy_batchedtensor", lambda _: False)
 
 
-def no_autocast(function: F) -> F:
+def no_autocast(function: Callable[P, R]) -> Callable[P, R]:
     """Run with autocast off: a Gram accumulated in half precision is wrong by a factor.
 
     The first argument, or its first entry, tells the device.
     """
 
     @functools.wraps(function)
-    def wrapped(first: Any, *args: Any) -> Any:
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
         if not _any_autocast():
-            return function(first, *args)
-        device = (first if isinstance(first, Tensor) else first[0]).device.type
-        if torch.is_autocast_enabled(device):
-            with torch.autocast(device, enabled=False):
-                return function(first, *args)
-        return function(first, *args)
+            return function(*args, **kwargs)
+        first = args[0]
+        x = first[0] if isinstance(first, tuple | list) else first
+        assert isinstance(x, Tensor)
+        if torch.is_autocast_enabled(x.device.type):
+            with torch.autocast(x.device.type, enabled=False):
+                return function(*args, **kwargs)
+        return function(*args, **kwargs)
 
-    return wrapped  # type: ignore[return-value]
+    return wrapped
+
+
+class Ctx(Protocol):
+    """What torch hands to the methods of an autograd.Function."""
+
+    saved_tensors: tuple[Tensor, ...]
+    needs_input_grad: tuple[bool, ...]
+
+    def save_for_backward(self, *tensors: Tensor | None) -> None: ...
+    def save_for_forward(self, *tensors: Tensor | None) -> None: ...
+    def mark_non_differentiable(self, *tensors: Tensor) -> None: ...
+    def set_materialize_grads(self, value: bool) -> None: ...
 
 
 def compiling() -> bool:
@@ -70,8 +85,8 @@ def gradient_free(*tensors: Tensor | None) -> bool:
 
 def look(x: Tensor) -> Tensor:
     """The values inside what torch.func has wrapped around them, those of a whole vmap at once."""
-    while _wrappers.is_functorch_wrapped_tensor(x):
-        x = _wrappers.get_unwrapped(x)
+    while functorch.is_functorch_wrapped_tensor(x):
+        x = functorch.get_unwrapped(x)
     return x.detach()
 
 

@@ -13,6 +13,19 @@ from typing import Any
 
 from intention.lab.core.files import LabError, append_lines, write_whole
 
+__all__ = [
+    "Estimate",
+    "Row",
+    "append",
+    "by_seed",
+    "estimate",
+    "estimate_log",
+    "read",
+    "read_folder",
+    "replace_all",
+    "select",
+]
+
 Json = dict[str, Any]  # what a file of JSON holds: names, and under them whatever was measured
 
 

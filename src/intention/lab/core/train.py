@@ -21,6 +21,8 @@ from intention.lab.core.checkpoint import State
 from intention.lab.core.files import LabError
 from intention.lab.core.place import Place
 
+__all__ = ["Diverged", "Plan", "train"]
+
 Batch = TypeVar("Batch", bound=tuple[Tensor, ...])  # an Episode, say: the tasks in front
 Sample = Callable[[int, torch.Generator], Batch]  # (batch, generator) -> tasks
 Loss = Callable[[nn.Module, Batch], Tensor]

@@ -8,6 +8,8 @@ from typing import Any
 from intention.lab.core.files import LabError
 from intention.lab.experiments.base import Experiment
 
+__all__ = ["NAMES", "OURS", "find"]
+
 NAMES = (
     "computations_2d",
     "layers",

@@ -32,7 +32,7 @@ def rooted(tokens: Tokens, log_decay: Tensor | None, transposed: bool) -> tuple[
     bound of the condition from below (B,)."""
     wide = torch.float64 if has_float64(tokens.key.device) else tokens.key.dtype
     batch, n, d = tokens.key.shape
-    own = chunked(Tokens(*(None if x is None else x.to(wide) for x in tokens)), LENGTH)  # type: ignore[arg-type]
+    own = chunked(Tokens._make(None if x is None else x.to(wide) for x in tokens), LENGTH)
     gain = own.alpha.new_ones(batch, 1, 1, 1) if own.gain is None else own.gain.sqrt()
     rows = gain * own.key if own.value is None else torch.cat([gain * own.key, own.value], -1)
     rows = rows if own.weight is None else own.weight.sqrt() * rows

@@ -71,34 +71,32 @@ class Chunked(NamedTuple):
     gain: Tensor | None  # (B, 1, 1, 1)
 
     def chunks(self, first: int, last: int) -> Chunked:
-        parts = (None if x is None else x[:, first:last] for x in self[:4])
-        return Chunked(*parts, self.alpha, self.gain)  # type: ignore[arg-type]
+        return self.tokens(slice(first, last))
 
     def flat(self, dtype: torch.dtype) -> Chunked:
         """As one batch; copied only where that needs it."""
         b, n = self.key.shape[:2]
         spread = (None if x is None else x.expand(b, n, 1, 1) for x in self[4:])
-        return Chunked(*(None if x is None else x.to(dtype).flatten(0, 1) for x in (*self[:4], *spread)))  # type: ignore[arg-type]
+        return Chunked._make(None if x is None else x.to(dtype).flatten(0, 1) for x in (*self[:4], *spread))
 
     def tokens(self, where: slice) -> Chunked:
         """Some tokens of each chunk of a flat batch."""
-        return Chunked(*(None if x is None else x[:, where] for x in self[:4]), *self[4:])  # type: ignore[arg-type]
+        return Chunked._make((*(None if x is None else x[:, where] for x in self[:4]), *self[4:]))
 
 
 def chunked(tokens: Tokens, size: int) -> Chunked:
     """Zeros fill the last chunk: a token of key 0 and value 0 changes no fit."""
     missing = -tokens.query.shape[1] % size
 
-    def cut(x: Tensor | None) -> Tensor | None:
-        if x is None:
-            return None
+    def cut(x: Tensor) -> Tensor:
         if missing:
             x = torch.nn.functional.pad(x, (0, 0, 0, missing))
         return x.unflatten(1, (-1, size))
 
     weight = None if tokens.weight is None else tokens.weight.unsqueeze(-1)
     alpha, gain = tokens.alpha.view(-1, 1, 1, 1), None if tokens.gain is None else tokens.gain.view(-1, 1, 1, 1)
-    return Chunked(cut(tokens.query), cut(tokens.key), cut(tokens.value), cut(weight), alpha, gain)  # type: ignore[arg-type]
+    value, weight = (None if x is None else cut(x) for x in (tokens.value, weight))
+    return Chunked(cut(tokens.query), cut(tokens.key), value, weight, alpha, gain)
 
 
 def running(start: Tensor | None, steps: Tensor) -> tuple[Tensor, Tensor]:

@@ -59,7 +59,7 @@ def length(log_decay: Tensor, n: int) -> int:
 
 
 def fade(tokens: Tokens, log_decay: Tensor, size: int) -> Faded:
-    own = Chunked(*(None if x is None else x.double() for x in chunked(tokens, size)))  # type: ignore[arg-type]
+    own = Chunked._make(None if x is None else x.double() for x in chunked(tokens, size))
     steps = torch.nn.functional.pad(log_decay.double(), (0, -log_decay.shape[1] % size)).unflatten(1, (-1, size))
     total = steps.cumsum(-1).unsqueeze(-1)
     share = (total - total.mT).tril().exp().tril()

@@ -9,7 +9,8 @@ D_ts (z_t k_s) (g_t v_s - c r_t k_s) and the like. They are taken in chunks, O(N
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from intention.solve.causal.decay import faded_sums
 LENGTH = 64  # tokens of a chunk
 
 Nine = tuple[Tensor | None, ...]  # Tokens and the logarithm of the decay
+Fits = Callable[[Tensor, bool, bool], Tensor]  # of other rows: (rows, values, transposed)
 
 
 class Fading(NamedTuple):
@@ -91,18 +93,23 @@ def pull(query: Tensor, grad: Tensor, z: Tensor, r: Tensor, nine: Nine) -> Nine:
     )
 
 
-def push(nine: Nine, tangents: Any, transposed: bool, solve: Any) -> Tensor:
+def push(nine: Nine, tangents: Sequence[Tensor | None], transposed: bool, solve: Fits) -> Tensor:
     """The tangent of q_t W_t (without values q_t A_t^-1), or of W_t g_t; `solve(rows, values, transposed)` are fits."""
     x, key, value, weight, _, gain, gram, cross, log_decay = nine
     dx, dkey, dvalue, dweight, dalpha, dgain, dgram, dcross, dlog = tangents
     assert x is not None
     assert key is not None
+    assert dx is not None
+    assert dkey is not None
+    assert dalpha is not None
     fade = fading(log_decay, key)
     counted = torch.ones_like(key[..., :1]) if weight is None else weight.unsqueeze(-1)
     faster = torch.zeros_like(counted) if dlog is None else dlog.cumsum(1).unsqueeze(-1)
     change = -faster * counted if dweight is None else dweight.unsqueeze(-1) - faster * counted
 
-    def moved(rows: Tensor, a: Any, da: Any, b: Any, db: Any, start: Any, dstart: Any) -> Tensor:
+    def moved(
+        rows: Tensor, a: Tensor, da: Tensor, b: Tensor, db: Tensor, start: Tensor | None, dstart: Tensor | None
+    ) -> Tensor:
         """The tangent of sum D_ts w_s (x_t a_s) b_s + D_t0 x_t start."""
         out = read(fade, rows, da, counted * b, dstart) + read(fade, rows, a, counted * db + change * b)
         return out + faster * read(fade, rows, a, counted * b, start)
@@ -117,6 +124,7 @@ def push(nine: Nine, tangents: Any, transposed: bool, solve: Any) -> Tensor:
 
     if value is None:
         return solve(dx - sigma(solve(x, False, False)), False, False)
+    assert dvalue is not None
     if transposed:
         turned, dturned = (None if y is None else y.mT for y in (cross, dcross))
         inner = moved(x, value, dvalue, key, dkey, turned, dturned) - sigma(solve(x, True, True))

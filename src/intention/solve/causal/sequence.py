@@ -10,7 +10,7 @@ shorter way where chunks serve.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -70,6 +70,7 @@ def causal(tokens: Tokens, log_decay: Tensor | None = None) -> tuple[Tensor, Ten
         note = Note()
         out, way, packed = CAUSAL.function.apply(*nine, False, note)
         seen = note.seen
+        assert isinstance(seen, Seen)
     return _completed(nine, out, way, packed, seen)
 
 
@@ -104,7 +105,7 @@ def fits(*args: Any) -> tuple[tuple[Tensor, Tensor, Tensor], Seen]:
     The answers of sequences that are FAR are 0. Looks at the host.
     """
     nine, transposed = args[:9], args[9]
-    tokens, log_decay = Tokens(*nine[:8]), nine[8]  # type: ignore[arg-type]
+    tokens, log_decay = Tokens._make(nine[:8]), nine[8]
     out, packed, settled = _in_chunks(tokens, log_decay, transposed)
     condition, error = packed[:, 1], packed[:, 2]
     if settled:
@@ -153,7 +154,7 @@ def _with_decay(tokens: Tokens, log_decay: Tensor, transposed: bool) -> tuple[Te
         return torch.zeros_like(shape), pack(Report(endless, endless, endless))
     if transposed:  # A_t^-1 (B_t g_t)
         assert tokens.value is not None
-        wide = Tokens(*(None if x is None else x.double() for x in tokens))  # type: ignore[arg-type]
+        wide = Tokens._make(None if x is None else x.double() for x in tokens)
         assert wide.value is not None
         key = wide.key if wide.weight is None else wide.weight.unsqueeze(-1) * wide.key
         start = None if wide.cross is None else wide.cross.mT
@@ -169,7 +170,7 @@ def _residual(tokens: Tokens, log_decay: Tensor | None, r: Tensor) -> Tensor:
     """B_t g_t - A_t r_t, from the tokens and not from their sums: g_t v_s - c r_t k_s is small before it meets k_s.
 
     A state counts as the tokens that its root is made of."""
-    wide = Tokens(*(None if x is None else x.to(r.dtype) for x in tokens))  # type: ignore[arg-type]
+    wide = Tokens._make(None if x is None else x.to(r.dtype) for x in tokens)
     grad, key, value, weight, alpha, gain, gram, _ = wide
     assert value is not None
     share = 1.0 if gain is None else gain.view(-1, 1, 1)
@@ -188,7 +189,7 @@ def _residual(tokens: Tokens, log_decay: Tensor | None, r: Tensor) -> Tensor:
 
 def _token_by_token(nine: Nine, transposed: bool) -> tuple[Tensor, Report, Tensor]:
     """Answers, a report, and which of them it serves."""
-    tokens = Tokens(*nine[:8])  # type: ignore[arg-type]
+    tokens = Tokens._make(nine[:8])
     out, ratio = rooted(tokens, nine[8], transposed)
     if transposed:  # W_t g_t lies in the span of the keys; what is beside it meets 1 / alpha in the gradients
         rest = _residual(tokens, nine[8], out)
@@ -204,7 +205,7 @@ def _token_by_token(nine: Nine, transposed: bool) -> tuple[Tensor, Report, Tenso
 
 def _query_by_query(nine: Nine) -> tuple[Tensor, Report]:
     """Every token's fit by the accuracy ladder, from the keys themselves; differentiable to any order."""
-    tokens, log_decay = Tokens(*nine[:8]), nine[8]  # type: ignore[arg-type]
+    tokens, log_decay = Tokens._make(nine[:8]), nine[8]
     if tokens.gram is not None:
         checks.require_values(tokens.weight, tokens.alpha, tokens.gain)
         least = float(tokens.alpha.detach().min())
@@ -246,7 +247,7 @@ def _first(grads: Sequence[Tensor | None], saved: Saved, needs: Sequence[bool]) 
         return pull_first(grad, nine, way, transposed, hidden)
     with torch.enable_grad():
         own = [None if x is None else x.detach().requires_grad_() for x in nine]
-        out, _ = causal(Tokens(*own[:8]), own[8])  # type: ignore[arg-type]
+        out, _ = causal(Tokens._make(own[:8]), own[8])
         found = iter(torch.autograd.grad(out, [x for x in own if x is not None], grad, allow_unused=True))
     return tuple(None if x is None else next(found) for x in own)
 
@@ -265,7 +266,7 @@ def pull_first(grad: Tensor, nine: Nine, way: Tensor, transposed: bool, hidden: 
     """
     if transposed or nine[8] is not None:
         return _pull(grad, nine, transposed, _plain)
-    quick = (*pull_causal(grad, Tokens(*nine[:8])), None)  # type: ignore[arg-type]
+    quick = (*pull_causal(grad, Tokens._make(nine[:8])), None)
     slow = way >= (STEEP if hidden and nine[3] is not None else ROOTED)
     if hidden and bool((way == STEEP).any()):
         slow = slow | ((way == STEEP) & _lost(quick, nine))
@@ -313,7 +314,7 @@ def _again(*args: Any) -> Tensor:
     return CAUSAL.function.apply(*args, Note())[0]
 
 
-def _solver(nine: Nine, call: Any) -> tuple[Nine, Any]:
+def _solver(nine: Nine, call: Callable[..., Tensor]) -> tuple[Nine, gradients.Fits]:
     """All in float64, where products that cancel leave enough; and fits of other rows, as `slopes` asks for them."""
     assert nine[1] is not None
     if has_float64(nine[1].device):
@@ -327,7 +328,7 @@ def _solver(nine: Nine, call: Any) -> tuple[Nine, Any]:
     return nine, solve
 
 
-def _pull(grad: Tensor, nine: Nine, transposed: bool, call: Any) -> Nine:
+def _pull(grad: Tensor, nine: Nine, transposed: bool, call: Callable[..., Tensor]) -> Nine:
     assert nine[1] is not None
     if not nine[1].numel():
         return tuple(None if x is None else torch.zeros_like(x) for x in nine)
@@ -358,7 +359,7 @@ def _take(nine: Nine, index: Tensor) -> Nine:
     return tuple(None if x is None else x[index] for x in nine)
 
 
-def _shapes(query: Tensor, key: Tensor, value: Tensor | None, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _shapes(query: Tensor, key: Tensor, value: Tensor | None, *_: object) -> tuple[Tensor, Tensor, Tensor]:
     batch, n, d = key.shape
     width = d if value is None else value.shape[2]
     return key.new_empty(batch, n, width), key.new_empty(batch, dtype=torch.int8), key.new_empty(batch, 3)

@@ -91,12 +91,12 @@ def pull_causal(grad: Tensor, tokens: Tokens) -> Tokens:
     """The gradients of all tensors of `tokens`, in the precisions of the forward."""
     steep = tokens.value is None and _steep(tokens)
     if not steep and (found := native.backward(grad, *tokens)) is not None:
-        pulled = Pulled(*found[:6])  # type: ignore[arg-type] - without weights their gradient is not asked for
+        pulled = Pulled._make(found[:6])  # without weights their gradient is not asked for
         return _grads([pulled], Later(found.cross, found.gram), tokens)
     if not (tokens.key.shape[0] and tokens.key.shape[1]):
-        return Tokens(*(None if x is None else torch.zeros_like(x) for x in tokens))  # type: ignore[arg-type]
+        return Tokens._make(None if x is None else torch.zeros_like(x) for x in tokens)
     parts = [_pull_group(grad[group], _sequences(tokens, group)) for group in _groups(tokens)]
-    return Tokens(*(None if xs[0] is None else torch.cat(xs) for xs in zip(*parts, strict=True)))  # type: ignore[arg-type]
+    return Tokens._make(None if xs[0] is None else torch.cat(xs) for xs in zip(*parts, strict=True))
 
 
 def _steep(tokens: Tokens) -> bool:
@@ -150,11 +150,11 @@ def _spans(tokens: Tokens, longest: int) -> list[Chunked]:
 
 
 def _part(tokens: Tokens, first: int, last: int) -> Tokens:
-    return Tokens(*(None if x is None else x[:, first:last] for x in tokens[:4]), *tokens[4:])  # type: ignore[arg-type]
+    return Tokens._make((*(None if x is None else x[:, first:last] for x in tokens[:4]), *tokens[4:]))
 
 
 def _sequences(tokens: Tokens, group: slice) -> Tokens:
-    return Tokens(*(None if x is None else x[group] for x in tokens))  # type: ignore[arg-type]
+    return Tokens._make(None if x is None else x[group] for x in tokens)
 
 
 def fit_span(own: Chunked, before: Sums, last: bool) -> Span:
@@ -232,9 +232,12 @@ def _grads(pulled: list[Pulled], later: Later, tokens: Tokens) -> Tokens:
         gram = (share * later.gram).to(tokens.gram.dtype)
     if tokens.cross is not None and later.cross is not None:
         cross = later.cross.to(tokens.cross.dtype)
+    query, key = joined("query"), joined("key")
+    assert query is not None
+    assert key is not None
     return Tokens(
-        joined("query"),  # type: ignore[arg-type]
-        joined("key"),  # type: ignore[arg-type]
+        query,
+        key,
         joined("value"),
         None if tokens.weight is None else joined("weight"),
         alpha.to(tokens.alpha.dtype),

@@ -46,7 +46,7 @@ class Constraint(NamedTuple):
         p = normal.shape[-1]
         if not isinstance(bound, Tensor):
             checks.number("c", bound)
-            bound = torch.tensor(float(bound), dtype=torch.float64)  # type: ignore[arg-type]
+            bound = torch.tensor(float(bound), dtype=torch.float64)  # pyright: ignore[reportArgumentType]
         bound = bound.to(w.device, torch.float64)
         if bound.dim() == 1 and bound.shape[0] in (1, p):
             bound = bound.unsqueeze(-1)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -240,7 +239,7 @@ def _push_weighted(moved: Tensor, scaled: Tensor, weight: Tensor, weight_t: Tens
     return side + side.mT + pseudo_t * column * row
 
 
-def _shapes(matrix: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _shapes(matrix: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]:
     batch = matrix.shape[0]
     return matrix.new_empty(matrix.shape), matrix.new_empty(batch), matrix.new_empty(batch, 3)
 

@@ -5,10 +5,12 @@ K = U diag(l) U',  K^(-1/2) = U diag(f) U',  f = l^(-1/2), or 0 where l counts a
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NoReturn
 
 import torch
 from torch import Tensor
+
+from intention.solve.torch_state import Ctx
 
 
 def inverse_root(matrix: Tensor, rtol: float | None = None) -> Tensor:
@@ -28,7 +30,7 @@ def inverse_root(matrix: Tensor, rtol: float | None = None) -> Tensor:
     holds along changes that keep the rank), but asking for a gradient of the gradient raises.
     """
     rtol = matrix.shape[-1] * torch.finfo(matrix.dtype).eps if rtol is None else rtol
-    return InverseRoot.apply(matrix, rtol)[0]  # type: ignore[no-any-return]
+    return InverseRoot.apply(matrix, rtol)[0]
 
 
 class InverseRoot(torch.autograd.Function):
@@ -37,7 +39,7 @@ class InverseRoot(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(matrix: Tensor, rtol: float) -> Any:
+    def forward(matrix: Tensor, rtol: float) -> tuple[Tensor, Tensor, Tensor]:
         finite = torch.isfinite(matrix).all(-1).all(-1)[..., None, None]
         # LAPACK would raise for the whole batch
         values, vectors = torch.linalg.eigh(torch.where(finite, (matrix + matrix.mT) / 2, 0.0))
@@ -47,19 +49,19 @@ class InverseRoot(torch.autograd.Function):
         return torch.where(finite, root, torch.nan), power, vectors
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+    def setup_context(ctx: Ctx, inputs: tuple[Tensor, float], output: tuple[Tensor, Tensor, Tensor]) -> None:
         ctx.mark_non_differentiable(*output[1:])
         ctx.save_for_backward(inputs[0], *output[1:])
         ctx.save_for_forward(inputs[0], *output[1:])
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
+    def backward(ctx: Ctx, *grads: Tensor) -> tuple[Tensor, None]:
         matrix, power, vectors = ctx.saved_tensors
         # F is symmetric, so the map is its own transpose
         return Once.apply(_differential(grads[0], power, vectors), matrix), None
 
     @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Any:
+    def jvp(ctx: Ctx, *tangents: Tensor) -> tuple[Tensor, None, None]:
         matrix, power, vectors = ctx.saved_tensors
         return Once.apply(_differential(tangents[0], power, vectors), matrix), None, None
 
@@ -75,18 +77,18 @@ class Once(torch.autograd.Function):
         return derivative.clone()
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+    def setup_context(ctx: Ctx, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
         pass
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
+    def backward(ctx: Ctx, *grads: Tensor) -> NoReturn:
         raise RuntimeError(
             "inverse_root can be differentiated once, got a request for a second derivative; detach the landmarks and "
             "gamma, or use the kernel itself in place of its features"
         )
 
     @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Any:
+    def jvp(ctx: Ctx, *tangents: Tensor) -> NoReturn:
         return Once.backward(ctx)
 
 

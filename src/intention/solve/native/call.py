@@ -93,7 +93,7 @@ def call(
     key, k = described(key)
     value, v = (None, (0, 0, 0, 0)) if value is None else described(value)
     weight, w = _per_element(weight)
-    alpha, a = _per_element(alpha)  # type: ignore[assignment]
+    alpha, a = _per_element(alpha)  # pyright: ignore[reportAssignmentType] - a tensor for a tensor
     gain, g = _per_element(gain)
     sizes = dtype == torch.float64, torch.get_num_threads(), batch, inner, times, points, queries, features, columns
     limits = LIMITS[dtype, plan.dual]

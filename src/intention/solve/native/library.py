@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -60,10 +60,10 @@ def available() -> bool:
     return library() is not None
 
 
-available._dynamo_marked_constant = True  # type: ignore[attr-defined] - torch.compiler.assume_constant_result imports dynamo
+vars(available)["_dynamo_marked_constant"] = True  # torch.compiler.assume_constant_result imports dynamo
 
 
-def info() -> dict[str, Any]:
+def info() -> dict[str, bool | int | str | None]:
     """Whether compiled kernels are in use, and if not, why.
 
     A dict of ``native`` (bool), ``path`` of the library, ``arch`` ("avx512", "avx2" or "baseline": what this processor

@@ -9,7 +9,7 @@ from __future__ import annotations
 import array
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from intention.solve.operator import Door
 from intention.solve.problem import Grads, Needs, Plan, Problem
 from intention.solve.ridge.by_route import backward_batch
 from intention.solve.ridge.ridge import differentiable
-from intention.solve.torch_state import forward_mode, transformed, unobserved
+from intention.solve.torch_state import Ctx, forward_mode, transformed, unobserved
 
 _TYPES = (Tensor, torch.nn.Parameter)
 _LARGEST_ALPHA = 1e38  # that float32 can hold
@@ -95,7 +95,7 @@ def _contiguous(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
 
 class Regulariser(NamedTuple):
     numbers: tuple[int, int, int, int]  # where alpha and gain are, and the steps between elements
-    alive: Any  # what they look at
+    alive: object  # what they look at
 
 
 @functools.lru_cache(maxsize=256)
@@ -181,21 +181,25 @@ def _block(
     )  # fmt: skip
 
 
+class Kept(Ctx, Protocol):
+    setting: Setting
+
+
 class Plain(Door):
     """The door of a plain call, which nothing transforms."""
 
     @staticmethod
-    def forward(*args: Any) -> Any:
-        return args[3].out
+    def forward(query: Tensor, key: Tensor, value: Tensor, found: Found) -> Tensor:
+        return found.out
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+    def setup_context(ctx: Kept, inputs: tuple[Tensor, Tensor, Tensor, Found], output: Tensor) -> None:
         query, key, value, found = inputs
         ctx.setting = found.setting
         ctx.save_for_backward(query, key, value, found.kept)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
+    def backward(ctx: Kept, *grads: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, kept = ctx.saved_tensors
         pulled = None
         if unobserved():

@@ -138,7 +138,7 @@ def _shapes(
 
 def _pull(grads: Sequence[Tensor | None], saved: Saved, needs: Sequence[bool]) -> tuple[Tensor | None, ...]:
     """The first derivatives."""
-    (grad,), problem, (coef, matrix, packed) = grads, Problem(*saved.tensors), saved.outputs  # type: ignore[arg-type]
+    (grad,), problem, (coef, matrix, packed) = grads, Problem._make(saved.tensors), saved.outputs
     assert grad is not None
     plan, solver = Plan(*saved.options[:3]), saved.options[3]
     return backward_batch(grad, problem, coef, matrix, packed, saved.seen, plan, solver, Needs(*needs))[:6]
@@ -146,7 +146,7 @@ def _pull(grads: Sequence[Tensor | None], saved: Saved, needs: Sequence[bool]) -
 
 def _differentiable(grads: Sequence[Tensor | None], saved: Saved, needs: Sequence[bool]) -> tuple[Tensor | None, ...]:
     """Those of any order: of the pullback, written with `transform`."""
-    (grad,), problem = grads, Problem(*saved.tensors)  # type: ignore[arg-type]
+    (grad,), problem = grads, Problem._make(saved.tensors)
     assert grad is not None
     plan, solver = Plan(*saved.options[:3]), saved.options[3]
     return differentiable(grad, problem, bool(saved.seen), plan, solver, Needs(*needs))[:6]
@@ -183,7 +183,7 @@ def differentiable(grad: Tensor, problem: Problem, plain: bool, plan: Plan, solv
 
 @no_autocast
 def _push(tangents: Sequence[Tensor | None], saved: Saved) -> tuple[Tensor]:
-    problem, plan, solver = Problem(*saved.tensors), Plan(*saved.options[:3]), saved.options[3]  # type: ignore[arg-type]
+    problem, plan, solver = Problem._make(saved.tensors), Plan(*saved.options[:3]), saved.options[3]
     still = [None if x is None else torch.zeros_like(x) for x in problem]
     moved: Any = [s if t is None else t for s, t in zip(still, tangents, strict=True)]
     filled = Problem(*moved)._replace(weight=tangents[3], gain=tangents[5])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as TF
@@ -83,8 +82,8 @@ def _pull(grads: Sequence[Tensor | None], saved: Saved, needs: Sequence[bool]) -
         pulled = native.backward(problem, native.Found(out, packed, parts, split, matrix), grad, asked)
     if pulled is None:
         pairs = zip(problem, asked, strict=True)
-        watched: Any = [None if x is None else x.detach().requires_grad_(need) for x, need in pairs]
-        pulled = _written_out(grad, Problem(*watched), asked, packed)
+        watched = Problem._make(None if x is None else x.detach().requires_grad_(need) for x, need in pairs)
+        pulled = _written_out(grad, watched, asked, packed)
     return *pulled[:3], *pulled[4:6]
 
 
@@ -97,8 +96,8 @@ def _differentiable(grads: Sequence[Tensor | None], saved: Saved, needs: Sequenc
 
 def _asked(saved: Saved, needs: Sequence[bool]) -> tuple[Problem, Needs]:
     query, key, value, alpha, gain = saved.tensors
-    problem = Problem(query, key, value, None, alpha, gain)  # type: ignore[arg-type]
-    return problem, Needs(*needs[:3], False, *needs[3:])
+    problem = Problem._make((query, key, value, None, alpha, gain))
+    return problem, Needs._make((*needs[:3], False, *needs[3:]))
 
 
 def _joined(kept: Tensor, parts: int) -> Tensor:
@@ -152,7 +151,7 @@ def _written_out(grad: Tensor, problem: Problem, needs: Needs, packed: Tensor) -
     wide = torch.float64 if bool((packed[:, 0] >= FLOAT64).any()) else grad.dtype
     with torch.enable_grad():
         # aliases: alpha and gain may be made of each other, and each has a slope of its own
-        own = Problem(*(None if x is None else x.view_as(x) for x in problem))  # type: ignore[arg-type]
+        own = Problem._make(None if x is None else x.view_as(x) for x in problem)
         same = own.take(None, wide)
         moved, key, _ = _transformed(same)
         out = (_attended if once else _softmax)(moved, key, same.value)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -80,7 +80,7 @@ def transform_rows(
     if times > 1:
         key = key.repeat_interleave(times, 0)
     if solver == "float64" and rows.dtype != torch.float64:
-        wide: Any = [pick(t, None, torch.float64) for t in (rows, key, weight, alpha, gain)]
+        wide = Points._make(pick(t, None, torch.float64) for t in (rows, key, weight, alpha, gain))
         (out, factor, report), plain = transform_rows(*wide, matrix, packed, solver, inverse, plain)
         return (out.to(rows.dtype), factor, report), plain
     x = key if weight is None else key * weight.sqrt().unsqueeze(-1)

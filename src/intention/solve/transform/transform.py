@@ -69,7 +69,7 @@ def _again(
 
 def _pull(grads: Sequence[Tensor | None], saved: Saved, needs: Sequence[bool]) -> tuple[Tensor | None, ...]:
     """Of any order: made of transforms."""
-    (grad,), points, (out, matrix, packed) = grads, Points(*saved.tensors[:5]), saved.outputs  # type: ignore[arg-type]
+    (grad,), points, (out, matrix, packed) = grads, Points._make(saved.tensors[:5]), saved.outputs
     assert grad is not None
     plain = served_all(packed) if saved.seen is None else saved.seen
     factor = Factored(matrix, packed, plain)
@@ -94,7 +94,7 @@ def _pulled(
     dtype = grad.dtype
     if dtype != torch.float64 and solver == "auto" and has_float64(grad.device) and not plain:
         # ill-conditioned: products of X and K cancel, so all of it runs in float64
-        wide = Points(*(pick(t, None, torch.float64) for t in points))  # type: ignore[arg-type]
+        wide = Points._make(pick(t, None, torch.float64) for t in points)
         fresh, factor = _again(wide.rows, wide, solver, inverse, None)
         pulled = _pulled(grad.double(), wide, fresh, factor, solver, inverse)
         return tuple(None if g is None else g.to(dtype) for g in pulled)
@@ -176,7 +176,7 @@ def _times_sigma(rows: Tensor, points: Points, key: Tensor) -> Tensor:
 
 @no_autocast
 def _push(tangents: Sequence[Tensor | None], saved: Saved) -> tuple[Tensor]:
-    points, (out, matrix, packed) = Points(*saved.tensors[:5]), saved.outputs  # type: ignore[arg-type]
+    points, (out, matrix, packed) = Points._make(saved.tensors[:5]), saved.outputs
     rows_t, key_t, weight_t, alpha_t, gain_t = tangents[:5]
     factor, (solver, inverse) = Factored(matrix, packed, bool(saved.seen)), saved.options[:2]
     times = points.rows.shape[0] // max(points.key.shape[0], 1)
