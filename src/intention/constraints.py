@@ -19,7 +19,10 @@ __all__ = ["LinearConstraint", "one_pass"]
 
 
 def one_pass(context: Context, normal: Tensor, bound: float | Tensor, kind: str = "ge") -> Tensor:
-    """The paper's w* - Z C(C'ZC)^-1 (C'w* - c) over the constraints that w* violates, (..., d, k); Z = Sigma^-1."""
+    """The paper's w* - Z C(C'ZC)^-1 (C'w* - c) over the constraints that w* violates, (..., d, k); Z = Sigma^-1.
+
+    `normal` is C (..., d, p); `bound`, c, a number, (p,) or a tensor that broadcasts to (..., p, k).
+    """
     free = context.free_w()
     constraint = Constraint.of(normal, bound, kind, free)
     return _one_pass(free, context.solve_sigma, (constraint,)).to(context.dtype)
@@ -27,6 +30,8 @@ def one_pass(context: Context, normal: Tensor, bound: float | Tensor, kind: str 
 
 class LinearConstraint(KeepsPrecision):
     """C'w >= c or C'w = c as a module: C (d, p) and c may be parameters, and move with the model that holds it.
+
+    c is a number, (p,) or a tensor that broadcasts to (..., p, k).
 
     >>> import intention
     >>> none_negative = intention.constraints.LinearConstraint(torch.eye(3), 0.0)

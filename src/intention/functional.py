@@ -74,6 +74,8 @@ def attention(
     >>> q, k, v = torch.randn(2, 7, 3), torch.randn(2, 11, 3), torch.randn(2, 11, 5)
     >>> attention(q, k, v).shape
     torch.Size([2, 7, 5])
+
+    query (..., M, d), key (..., N, d), value (..., N, k) -> (..., M, k); attn_mask broadcasts to (..., M, N).
     """
     groups, _ = check_call(query, key, value, attn_mask, enable_gqa)
     checks.probability(dropout_p)
@@ -108,6 +110,8 @@ def linear_attention(
     >>> q, k, v = torch.randn(2, 7, 3), torch.randn(2, 11, 3), torch.randn(2, 11, 5)
     >>> torch.allclose(linear_attention(q, k, v), q @ (k.mT @ v), atol=1e-5)
     True
+
+    query (..., M, d), key (..., N, d), value (..., N, k) -> (..., M, k); attn_mask broadcasts to (..., M, N).
     """
     checks.scale(scale)
     call = prepare(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa, None, None, "ridge", "auto")
@@ -339,6 +343,8 @@ def sigma_intention(
     >>> same = sigma_intention(q, k, v, covariance="convex", alpha=1, scale=3**-0.5)
     >>> torch.allclose(same, attention(q, k, v), atol=1e-5)
     True
+
+    query (..., M, d), key (..., N, d), value (..., N, k) -> (..., M, k); weight (..., N), alpha (...).
 
     Arguments as in `intention`, except: `dropout_p` acts on the softmax as in F.scaled_dot_product_attention; masks and
     weights enter Sigma and, as log-weights, the softmax; `intercept` means Sigma of the centred keys.

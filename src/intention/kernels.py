@@ -40,10 +40,11 @@ class Kernel(nn.Module):
     name = "custom"
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """k(x_i, y_j), (..., M, N), of x (..., M, d) and y (..., N, d)."""
         return self.bind(y)(x, y)
 
     def diagonal(self, x: Tensor) -> Tensor:
-        """k(x_i, x_i), (..., M)."""
+        """k(x_i, x_i), (..., M), of x (..., M, d)."""
         return self.bind(x).diagonal(x)
 
     def bind(self, key: Tensor, weight: Tensor | None = None) -> BoundKernel:
@@ -54,12 +55,15 @@ class Kernel(nn.Module):
         return BoundKernel(self, self.find_gamma(key, weight))
 
     def find_gamma(self, key: Tensor, weight: Tensor | None) -> Tensor | None:
+        """gamma (...) of a context key (..., N, d) with weight (..., N); None for a kernel without one."""
         return None
 
     def evaluate(self, x: Tensor, y: Tensor, gamma: Tensor | None) -> Tensor:
+        """k(x_i, y_j), (..., M, N), of x (..., M, d) and y (..., N, d), with gamma (...)."""
         raise NotImplementedError(f"{type(self).__name__} must define evaluate(x, y, gamma) -> (..., M, N)")
 
     def evaluate_diagonal(self, x: Tensor, gamma: Tensor | None) -> Tensor:
+        """k(x_i, x_i), (..., M), of x (..., M, d), with gamma (...)."""
         return self.evaluate(x.unsqueeze(-2), x.unsqueeze(-2), None if gamma is None else gamma[..., None])[..., 0, 0]
 
     def settings(self) -> dict[str, float]:
@@ -83,12 +87,14 @@ class BoundKernel:
         self.kernel, self.gamma, self.name = kernel, gamma, kernel.name
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
+        """k(x_i, y_j), (..., M, N), of x (..., M, d) and y (..., N, d)."""
         checks.points(x, y, y)
         checks.leading(query=x.shape[:-2], key=y.shape[:-2])
         dtype = torch.promote_types(x.dtype, y.dtype)
         return self.kernel.evaluate(x.to(dtype), y.to(dtype), self.gamma).to(dtype)
 
     def diagonal(self, x: Tensor) -> Tensor:
+        """k(x_i, x_i), (..., M), of x (..., M, d)."""
         checks.points(x, x, x)
         return self.kernel.evaluate_diagonal(x, self.gamma).to(x.dtype)
 

@@ -105,7 +105,7 @@ class Context(Kept):
     # -- points that come and go --------------------------------------------------------------------------------------
 
     def add(self, key: Tensor, value: Tensor, weight: Tensor | None = None) -> Context:
-        """The context with more points, (..., n, d) and (..., n, k), without fitting it anew."""
+        """The context with more points, (..., n, d) and (..., n, k), weight (..., n), without fitting it anew."""
         self._check_points(key, value, weight)
         self._need_sums("add")
         more = self._points_with(key, value, weight) if self.key is not None else {}
@@ -113,8 +113,10 @@ class Context(Kept):
         return dataclasses.replace(self, **more, dtype=dtype, stats=self._sums_with(key, value, weight))
 
     def remove(self, key: Tensor, value: Tensor, weight: Tensor | None = None) -> Context:
-        """The context without some of its points. Where points are kept they must be there, each as often as given
-        (and, with `weight`, with that weight); where only sums are, what is left must be possible.
+        """The context without some of its points, (..., n, d) and (..., n, k), weight (..., n).
+
+        Where points are kept they must be there, each as often as given (and, with `weight`, with that weight); where
+        only sums are, what is left must be possible.
         """
         self._check_points(key, value, weight)
         self._need_sums("remove")

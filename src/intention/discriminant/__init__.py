@@ -46,6 +46,7 @@ class Classifier:
         self._threshold = threshold_of(threshold, c, like.device)
 
     def __call__(self, query: Tensor) -> Tensor:
+        """Logits (..., M, C) of query (..., M, d)."""
         checks.query(query, self._like, False)
         logits = self._score(query)
         if self._threshold is not None:
@@ -53,6 +54,7 @@ class Classifier:
         return logits.to(torch.promote_types(query.dtype, self._like.dtype))
 
     def predict(self, query: Tensor) -> Tensor:
+        """The class (..., M) with the largest logit, of query (..., M, d)."""
         return self(query).argmax(-1)
 
     def describe(self) -> Report:
@@ -75,6 +77,8 @@ def ls_svm(
     >>> key, labels = torch.randn(2, 11, 3), torch.arange(11) % 5
     >>> ls_svm(key, labels)(torch.randn(2, 7, 3)).shape
     torch.Size([2, 7, 5])
+
+    key (..., N, d), value (..., N, C) one-hot or labels (..., N), weight (..., N).
 
     alpha is the 1 / gamma of Suykens' KKT system; "loo" or a list chooses it as in `fit`. priors (..., C) reweigh the
     points so that the classes have these masses (None: as they come). threshold: subtracted from the logits, (..., C);
@@ -105,6 +109,8 @@ def lda(
     >>> key, labels = torch.randn(2, 11, 3), torch.arange(11) % 2
     >>> lda(key, labels, shrinkage=0.1)(torch.randn(2, 7, 3)).shape
     torch.Size([2, 7, 2])
+
+    key (..., N, d), value (..., N, C) one-hot or labels (..., N), weight (..., N).
 
     r and the class means m_c are taken around the mean of all points (with a kernel around 0): another origin adds a
     number to all logits of a query.
@@ -159,6 +165,8 @@ def qda(
     >>> key, labels = torch.randn(2, 11, 3), torch.arange(11) % 2
     >>> qda(key, labels, alpha=0.1)(torch.randn(2, 7, 3)).shape
     torch.Size([2, 7, 2])
+
+    key (..., N, d), value (..., N, C) one-hot or labels (..., N), weight (..., N).
 
     Each class has its own covariance S_c with divisor N_c - ddof; shrinkage, alpha, priors, threshold as in `lda`. A
     class with too few points for its S_c to be invertible needs alpha or shrinkage.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -63,6 +63,7 @@ class LearnableAlpha(nn.Module):
             self.theta.copy_(torch.tensor(self.start, dtype=torch.float64, device="cpu"))
 
     def forward(self) -> Tensor:
+        """alpha, of the shape that was asked for."""
         alpha = _positive(self.theta, self.convex)
         return alpha if self.shape else alpha.reshape(())
 
@@ -127,7 +128,7 @@ def mean_of_points(x: Tensor, weight: Tensor | None) -> Tensor:
 class HoldsAlpha(nn.Module):
     """A module with an alpha that was given by `hold_alpha`."""
 
-    alpha: Alpha
+    alpha: Any  # an `Alpha`: which of them, who made the module knows
     covariance: Covariance
     given_alpha: Tensor | None = None  # a fixed one that is a tensor, as it came: on meta the buffer has no value
 

@@ -86,7 +86,11 @@ class InformerLayer(nn.TransformerEncoderLayer):
         src_key_padding_mask: Tensor | None = None,
         is_causal: bool = False,
     ) -> Tensor:
-        """As nn.TransformerEncoderLayer, always through the mixer: there is no fast path that knows it."""
+        """As nn.TransformerEncoderLayer, always through the mixer: there is no fast path that knows it.
+
+        src (n, batch, d_model), or (batch, n, d_model) with batch_first; src_mask (n, n), src_key_padding_mask
+        (batch, n). The output has the shape of src.
+        """
         masks = (src_mask, src_key_padding_mask, is_causal)
         if self.norm_first:
             src = src + self._sa_block(self.norm1(src), *masks)
@@ -215,7 +219,11 @@ class Former(nn.Module):
         src_key_padding_mask: Tensor | None = None,
         is_causal: bool = False,
     ) -> Tensor:
-        """As nn.TransformerEncoder; `is_causal` without a mask makes the mask."""
+        """As nn.TransformerEncoder; `is_causal` without a mask makes the mask.
+
+        src (n, batch, d_model), or (batch, n, d_model) with batch_first; mask (n, n), src_key_padding_mask (batch, n).
+        The output has the shape of src.
+        """
         if is_causal and mask is None:
             length = src.shape[1] if self.batch_first and src.dim() == 3 else src.shape[0]
             mask = torch.ones(length, length, dtype=torch.bool, device=src.device).triu(1)

@@ -78,6 +78,7 @@ class Attention(Head):
         *,
         is_causal: bool = False,
     ) -> Tensor:
+        """query (..., M, d), key (..., N, d), value (..., N, k) -> (..., M, k); attn_mask broadcasts to (..., M, N)."""
         return F.attention(*self.embed(query, key, value), attn_mask, is_causal=is_causal, scale=self.scale)
 
 
@@ -120,6 +121,7 @@ class LinearAttention(Head):
         is_causal: bool = False,
         return_w: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
+        """query (..., M, d), key (..., N, d), value (..., N, k) -> (..., M, k), with `return_w` also w (..., d, k)."""
         query, key, value = self.embed(query, key, value)
         if self.embed_w is None and not return_w:
             return F.linear_attention(query, key, value, attn_mask, is_causal=is_causal, scale=self.scale)
@@ -168,6 +170,7 @@ class NeuralProcess(Head):
         *,
         is_causal: bool = False,
     ) -> Tensor:
+        """query (..., M, d), key (..., N, d), value (..., N, k) -> (..., M, k); attn_mask broadcasts to (..., M, N)."""
         query, key, value = self.embed(query, key, value)
         counted = counting.count(attn_mask, None, is_causal, key.shape[-2], key.dtype)
         seen = counted.seen()
@@ -224,6 +227,7 @@ class SigmaIntention(Head, HoldsAlpha):
         weight: Tensor | None = None,
         is_causal: bool = False,
     ) -> Tensor:
+        """query (..., M, d), key (..., N, d), value (..., N, k) -> (..., M, k); attn_mask broadcasts to (..., M, N)."""
         query, key, value = self.embed(query, key, value)
         return solve(
             F.sigma_intention,
@@ -312,7 +316,9 @@ class Intention(Head, HoldsAlpha):
     def fit(
         self, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, *, weight: Tensor | None = None
     ) -> Context:
-        """The fitted context, under the constraints. It answers embedded queries: context(head.embed_query(query)).
+        """The context fitted to key (..., N, d), value (..., N, k) and weight (..., N), under the constraints.
+
+        It answers embedded queries: context(head.embed_query(query)).
 
         Points that a mask (..., 1, N) hides count 0 in it.
         """

@@ -83,6 +83,10 @@ class Multihead(nn.MultiheadAttention):
     ) -> tuple[Tensor, Tensor | None]:
         """As nn.MultiheadAttention: (output, weights or None); in masks True means "ignore".
 
+        query (L, batch, embed_dim), key (S, batch, kdim), value (S, batch, vdim) -> (L, batch, embed_dim), with
+        batch_first (batch, ...), or without a batch; key_padding_mask (batch, S), attn_mask (L, S) or
+        (batch * num_heads, L, S).
+
         The weights are the map (L, S) that multiplies the values. That of Intention may be negative and its rows need
         not sum to 1. A query that sees no points gets 0.
         """

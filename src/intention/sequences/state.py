@@ -81,7 +81,10 @@ class CausalState:
         decay: Tensor | None = None,
         scale: float | None = None,
     ) -> tuple[Tensor, CausalState]:
-        """Answers (..., N, k) to the next N tokens, all at once, and the state after them."""
+        """Answers (..., N, k) to the next N tokens, all at once, and the state after them.
+
+        query and key (..., N, d), value (..., N, k); weight and decay (..., N), as in `causal_intention`.
+        """
         out, state, _ = _run(query, key, value, weight, decay, scale, self)
         assert state is not None
         return out, state
@@ -96,7 +99,10 @@ class CausalState:
         decay: Tensor | None = None,
         scale: float | None = None,
     ) -> tuple[Tensor, CausalState]:
-        """The answer (..., k) to one token (..., d), and the state after it."""
+        """The answer (..., k) to one token, and the state after it.
+
+        query and key (..., d), value (..., k); weight and decay (...).
+        """
         for name, x in (("weight", weight), ("decay", decay)):
             if x is not None:
                 checks.tensor_of_tokens(name, x)
@@ -111,7 +117,7 @@ class CausalState:
         return out.squeeze(-2), state
 
     def reorder(self, index: Tensor, dim: int = 0) -> CausalState:
-        """The states of other sequences of the batch, in another order: what a beam search needs."""
+        """The states `index` (n,) of the sequences along `dim` of the leading ones: what a beam search needs."""
         alpha = self.alpha.expand(self.gram.shape[:-2])
         gram, cross, alpha = (x.index_select(dim, index) for x in (self.gram, self.cross, alpha))
         return CausalState(gram, cross, alpha, self.covariance)
@@ -167,6 +173,9 @@ def causal_intention(
         decay: (..., N) in (0, 1]: at token t everything before it counts decay_t times what it did. alpha does not
             decay.
         cu_seqlens: (S + 1,) integers from 0 to N: the sequences of a packed batch, each with a fit of its own.
+
+    Returns:
+        (..., N, k), in the dtype of the inputs.
     """
     regulariser = _alpha(alpha, covariance, query.device)
     if cu_seqlens is not None:
