@@ -4,12 +4,13 @@ import copy
 import pickle
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from scipy import sparse
-from sklearn.base import clone
+from sklearn.base import clone as cloned
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, DotProduct
 from sklearn.kernel_approximation import Nystroem
@@ -31,6 +32,11 @@ SPACES = {
     "nystroem": {"kernel": "gaussian", "gamma": 0.3, "features": "nystroem", "landmarks": 7, "random_state": 0},
     "fourier": {"kernel": "laplacian", "gamma": 0.3, "features": "fourier", "landmarks": 11, "random_state": 0},
 }
+
+
+def another(model) -> Any:
+    """A clone; scikit-learn's own may also be a list of them."""
+    return cloned(model)
 
 
 def sample(n, d, k=None, m=11):
@@ -141,7 +147,7 @@ def test_ridge_cv(shape, weighted):
         close(got.predict(query), want.predict(query))
     assert grid[0] < want.alpha_ < grid[-1]  # a choice, not an end of the grid
     finest = IntentionRegressor("loo").fit(x, y, weight)
-    assert want.alpha_ / 5 < finest.alpha_ < 5 * want.alpha_
+    assert want.alpha_ / 5 < finest.alpha_ < 5 * want.alpha_  # pyright: ignore[reportOperatorIssue]
 
 
 @pytest.mark.parametrize("m", [7, 23])
@@ -162,9 +168,9 @@ def test_random_state_decides_the_features():
     x, y, query, _ = sample(23, 3)
     for name in ("nystroem", "fourier"):
         model = IntentionRegressor(**SPACES[name])
-        first, again = (clone(model).fit(x, y).predict(query) for _ in range(2))
+        first, again = (another(model).fit(x, y).predict(query) for _ in range(2))
         assert np.array_equal(first, again)
-        assert not np.allclose(first, clone(model).set_params(random_state=1).fit(x, y).predict(query))
+        assert not np.allclose(first, another(model).set_params(random_state=1).fit(x, y).predict(query))
 
 
 @pytest.mark.parametrize("k", [None, 5])
@@ -246,7 +252,7 @@ def test_ridge_classifier(classes, fit_intercept, class_weight, weighted):
     got = IntentionClassifier(0.7, **options).fit(x, y, weight)
     close(got.decision_function(query), want.decision_function(query))
     close(got.coef_, want.coef_.reshape(-1, 3))
-    assert got.predict(query).tolist() == want.predict(query).tolist()
+    assert got.predict(query).tolist() == want.predict(query).tolist()  # pyright: ignore[reportAttributeAccessIssue]
     assert got.classes_.tolist() == want.classes_.tolist() == sorted(set(y))
     assert got.score(x, y) == want.score(x, y)
 
@@ -280,7 +286,7 @@ def test_a_classifier_learns_in_chunks(classes, space, class_weight):
     order = np.argsort(y, kind="stable")  # the first chunk has one class only
     x, y, weight = x[order], y[order], weight[order]
     model = IntentionClassifier(0.7, class_weight=class_weight, **SPACES[space])
-    whole, parts = clone(model).fit(x, y, weight), clone(model)
+    whole, parts = another(model).fit(x, y, weight), another(model)
     assert len(set(y[:3])) == 1
     parts.partial_fit(x[:3], y[:3], np.unique(y), weight[:3])
     parts.partial_fit(x[3:17], y[3:17], sample_weight=weight[3:17])
@@ -311,7 +317,7 @@ def test_copies(space):
     again = pickle.loads(pickle.dumps(model))
     assert np.array_equal(again.predict(query), want)
     assert again.alpha_ == model.alpha_
-    fresh = clone(model)
+    fresh = another(model)
     assert not hasattr(fresh, "context_")
     assert np.array_equal(fresh.fit(x, y).predict(query), want)
     x[:] = 0  # the model has its own points
@@ -373,6 +379,7 @@ def test_messages():
 def test_scikit_learn_is_an_extra():
     code = """
 import sys
+from typing import Any
 import intention
 assert "sklearn" not in sys.modules
 sys.modules["sklearn"] = None

@@ -5,6 +5,8 @@ import warnings
 import mpmath  # of sympy, which torch needs
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import intention
 from fuzz import oracle
@@ -49,7 +51,7 @@ def test_the_scale_of_a_column_does_not_matter(scales, intercept):
     for keep in (ctx, ctx.without_points()):
         assert off(keep(query * scale), want) < 1e-8
     noisy = intention.fit(key * scale, value + randn(50, 1), alpha=0, intercept=intercept)
-    plain = intention.fit(key, value + noisy.value - value, alpha=0, intercept=intercept)
+    plain = intention.fit(key, value + noisy.value - value, alpha=0, intercept=intercept)  # pyright: ignore[reportOperatorIssue]
     assert off(noisy.leave_one_out(), plain.leave_one_out()) < 1e-8
     labels = (key[:, 1] + 0.5 * randn(50) > 0).long()
     assert (lda(key * scale, labels).predict(key * scale) == lda(key, labels).predict(key)).all()
@@ -483,17 +485,17 @@ def test_many_features_and_few_points_stay_small():
     query = torch.randn(3, 8192)
     peak = []
 
-    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+    class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             out = func(*args, **(kwargs or {}))
-            peak.extend(x.numel() for x in torch.utils._pytree.tree_leaves(out) if isinstance(x, torch.Tensor))
+            peak.extend(x.numel() for x in tree_leaves(out) if isinstance(x, torch.Tensor))
             return out
 
     labels = value.argmax(-1)
     with Watch():
         for options in ({}, {"intercept": True}, {"alpha": "loo"}, {"covariance": "within"}, {"covariance": "convex"}):
             ctx = intention.fit(key, value, **options)
-            ctx(query), ctx.variance(query), ctx.add(query, value[:3]).remove(key[:2], value[:2])(query)
+            ctx(query), ctx.variance(query), ctx.add(query, value[:3]).remove(key[:2], value[:2])(query)  # pyright: ignore[reportUnusedExpression]
             ctx.merge(ctx)(query)
             ctx.constrain(torch.randn(8192, 2), 0.0).w  # noqa: B018
         lda(key, labels, shrinkage=0.1)(query)
@@ -674,7 +676,7 @@ def test_forward_mode_of_a_weighted_minimum_norm_fit():
     def f(w):
         return intention.fit(key, value, 0, w, kernel="linear")(key[:2])
 
-    _, tangent = torch.func.jvp(f, (weight,), (step,))
+    _, tangent = torch.func.jvp(f, (weight,), (step,))  # pyright: ignore[reportAssignmentType]
     want = (f(weight + 1e-6 * step) - f(weight - 1e-6 * step)) / 2e-6
     assert off(tangent, want) < 1e-5
 

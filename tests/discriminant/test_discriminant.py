@@ -61,7 +61,7 @@ def test_lda_of_scikit_learn(classes, given, shrinkage, route, size):
         theirs = LinearDiscriminantAnalysis(solver="lsqr", shrinkage=shrinkage or None, priors=priors)
         theirs.fit(key[i].numpy(), labels[i].numpy())
         close(decision(logits[i], classes), decision(theirs.decision_function(query[i].numpy()), classes))
-        assert model.predict(query)[i].tolist() == theirs.predict(query[i].numpy()).tolist()
+        assert model.predict(query)[i].tolist() == theirs.predict(query[i].numpy()).tolist()  # pyright: ignore[reportAttributeAccessIssue]
         close(logits[i].softmax(-1), theirs.predict_proba(query[i].numpy()))
 
 

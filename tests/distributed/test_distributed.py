@@ -128,8 +128,8 @@ def compare(sizes, replicated=False, alpha=0.3, scale=None, covariance="ridge", 
             size = max(grads[name].double().norm(), 0.1)  # a single point and an intercept: w is 0
             assert error <= tol * size, f"gradient of {name}: {error / size:.1e}"
     if alpha:
-        got = alphas[1].grad if replicated else total(alphas[1].grad)
-        close(got, alphas[0].grad, tol)
+        got = alphas[1].grad if replicated else total(alphas[1].grad)  # pyright: ignore[reportAttributeAccessIssue]
+        close(got, alphas[0].grad, tol)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @contextlib.contextmanager

@@ -142,7 +142,7 @@ def test_differentiable_gradients_with_weights(alpha, shape):
         assert fuzzing.relative(got.detach(), want) < 1e-4
     tangents = [torch.randn_like(x) * 0.1 for x in leaves]
     tangents[3] = tangents[3] * 0
-    _, moved = torch.func.jvp(
+    _, moved = torch.func.jvp(  # pyright: ignore[reportAssignmentType]
         lambda q, k, v, a, w: F.intention(q, k, v, alpha=a, weight=w),
         tuple(x.detach() for x in leaves),
         tuple(tangents),
@@ -377,7 +377,7 @@ def test_sigma_intention_checks_the_rounding_of_its_scores(option):
         options["intercept"], k = True, k + 50
     if option in ("intercept", "dual"):
         q = q * 1e4
-    q.requires_grad_(), k.requires_grad_()
+    q.requires_grad_(), k.requires_grad_()  # pyright: ignore[reportUnusedExpression]
     out, info = F.sigma_intention(q, k, v, return_info=True, **options)
     wide = [x.detach().double().requires_grad_() for x in (q, k)]
     want = F.sigma_intention(*wide, v.double(), **options)

@@ -6,6 +6,7 @@ import sys
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from intention import functional as F
 
@@ -17,7 +18,7 @@ class Peak(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        for x in torch.utils._pytree.tree_leaves(out):
+        for x in tree_leaves(out):
             if isinstance(x, torch.Tensor):
                 self.largest = max(self.largest, x.untyped_storage().nbytes() // x.element_size())
         return out
@@ -30,7 +31,7 @@ def peak_bytes(function):
     alive = peak = 0
     events = [e for e in prof.profiler.kineto_results.events() if e.name() == "[memory]"]
     for event in sorted(events, key=lambda e: e.start_ns()):
-        alive += event.nbytes()
+        alive += event.nbytes()  # pyright: ignore[reportAttributeAccessIssue]
         peak = max(peak, alive)
     assert peak > 0
     return peak

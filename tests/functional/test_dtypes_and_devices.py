@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import reference
 from intention import functional as F
@@ -112,7 +113,7 @@ class NoMeta(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        for x in torch.utils._pytree.tree_leaves(out):
+        for x in tree_leaves(out):
             if isinstance(x, torch.Tensor):
                 assert x.device.type != "meta", f"{func} made a tensor on the default device"
         return out

@@ -117,7 +117,7 @@ def test_gradient_of_a_zero_weight_in_the_softmax(dtype):
 
     with sdpa_kernel(SDPBackend.MATH):
         f = lambda w: F.sigma_intention(q.double(), k.double(), v.double(), weight=w).sum()  # noqa: E731
-        _, tangent = torch.func.jvp(f, (weight,), (moved,))
+        _, tangent = torch.func.jvp(f, (weight,), (moved,))  # pyright: ignore[reportAssignmentType]
     assert (tangent - want[2]).abs() < 1e-6 * want.norm()
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
 
 import reference
 from intention import causal_intention, naive
@@ -203,7 +204,7 @@ def test_batched_gradients():
 
 def test_checkpoint():
     q, k, v = draw(TALL)
-    out = torch.utils.checkpoint.checkpoint(lambda *x: F.intention(*x, alpha=0.5), q, k, v, use_reentrant=False)
+    out = checkpoint(lambda *x: F.intention(*x, alpha=0.5), q, k, v, use_reentrant=False)
     want = torch.autograd.grad(F.intention(q, k, v, alpha=0.5).sum(), k)[0]
     torch.testing.assert_close(torch.autograd.grad(out.sum(), k)[0], want)
 

@@ -95,7 +95,8 @@ def truth(case: Case, seed: int, grad: bool) -> Truth | None:
     """What should come, by two roundings of the same formula; None where they disagree."""
     try:
         grads = upstream(with_gradients(case, dict(case.tensors), False, None)[0], seed) if grad else None
-    except torch.linalg.LinAlgError:  # as of values: nothing is left of a class, which the call refuses
+    except torch.linalg.LinAlgError:  # pyright: ignore[reportPrivateImportUsage]
+        # as of values: nothing is left of a class, which the call refuses
         return None
     found = []
     for rounding in (nullcontext(), oracle.mirrored(), oracle.uncancelled()):
@@ -103,7 +104,7 @@ def truth(case: Case, seed: int, grad: bool) -> Truth | None:
         try:
             with rounding:
                 found.append(with_gradients(case, tensors, False, grads))
-        except (oracle.UndecidedError, torch.linalg.LinAlgError):
+        except (oracle.UndecidedError, torch.linalg.LinAlgError):  # pyright: ignore[reportPrivateImportUsage]
             return None
     (outs, slopes), again, (sizes, slope_sizes) = found
     # a point of weight 0 whose score is far above all others has a slope that no dtype holds

@@ -377,7 +377,7 @@ def test_minus_infinity_on_scores_would_leak(monkeypatch):
     def leaky(module, query, key, value, mask, scaling=None, **_):
         key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
         sigma = key.mT @ key + 0.7 * torch.eye(key.shape[-1])
-        scores = 0.7 * scaling * torch.linalg.solve(sigma, query, left=False) @ key.mT
+        scores = 0.7 * scaling * torch.linalg.solve(sigma, query, left=False) @ key.mT  # pyright: ignore[reportOperatorIssue]
         seen = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool).tril()
         out = scores.masked_fill(~seen, -torch.inf).softmax(-1) @ value
         return out.transpose(1, 2), None

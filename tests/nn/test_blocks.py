@@ -85,7 +85,8 @@ def test_in_eval_without_grad_our_forward_is_called(monkeypatch, which, mask, gr
         out = model(x, **masks)
         slow = copy.deepcopy(model)
         for layer in slow.layers:
-            layer.self_attn.register_forward_hook(lambda *_: None)  # hooks keep torch off the fast path
+            # hooks keep torch off the fast path
+            layer.self_attn.register_forward_hook(lambda *_: None)  # pyright: ignore[reportAttributeAccessIssue]
         real = ~padding() if "src_key_padding_mask" in masks else torch.ones(B, L, dtype=torch.bool)
         assert off(out[real], slow(x, **masks)[real]) < 1e-5
         trap(monkeypatch)
@@ -97,7 +98,7 @@ def test_the_test_above_can_fail(monkeypatch):
     """With the flag that torch looks at, the fast path does skip our forward."""
     model, x = encoders()["our mixer"].eval(), torch.randn(B, L, E)
     for layer in model.layers:
-        layer.self_attn._qkv_same_embed_dim = True
+        layer.self_attn._qkv_same_embed_dim = True  # pyright: ignore[reportAttributeAccessIssue]
     trap(monkeypatch)
     with torch.no_grad():
         assert torch.isfinite(model(x)).all()
@@ -241,7 +242,7 @@ def test_every_layer_has_parameters_of_its_own(stack):
 
 def test_layers_do_not_share_an_alpha_that_was_passed_once():
     model = Informer(E, H, 3, alpha=LearnableAlpha(0.2, (H,), "convex"))
-    assert len({id(layer.self_attn.alpha.theta) for layer in model.layers}) == 3
+    assert len({id(layer.self_attn.alpha.theta) for layer in model.layers}) == 3  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @pytest.mark.parametrize("stack", STACKS)
@@ -422,7 +423,7 @@ def test_conversion_tells_what_it_did_and_what_it_could_not():
     )
     swapped = swap_attention(model, "intention", alpha=LearnableAlpha(0.3, (H,), "convex"))
     assert swapped.changed == ("a", "b.0")
-    assert model["a"] is model["b"][0]
+    assert model["a"] is model["b"][0]  # pyright: ignore[reportIndexIssue]
     assert set(swapped.skipped) == {"fancy", "own", "done", "hooked", "normed"}
     text = str(swapped)
     assert text.startswith("2 replaced, 5 left alone")
@@ -533,7 +534,7 @@ def test_conversion_is_all_or_nothing():
         with pytest.raises((TypeError, ValueError)):
             swap_attention(encoder, "intention", **bad)
     assert encoder.use_nested_tensor
-    encoder.layers[0].self_attn.register_forward_hook(lambda *_: None)
+    encoder.layers[0].self_attn.register_forward_hook(lambda *_: None)  # pyright: ignore[reportAttributeAccessIssue]
     swap_attention(encoder)
     assert encoder.use_nested_tensor  # nothing was replaced
 
@@ -558,7 +559,7 @@ def test_conversion_finds_attention_inside_what_is_called_attention():
 
 def test_options_of_the_stacks_arrive():
     model = Informer(E, H, 2, 17, 0.3, norm_first=True, layer_norm_eps=1e-3, bias=False, embed_input=True)
-    assert all(layer.self_attn.dropout == 0.3 for layer in model.layers)
+    assert all(layer.self_attn.dropout == 0.3 for layer in model.layers)  # pyright: ignore[reportAttributeAccessIssue]
     assert all(layer.embed_input is not None for layer in model.layers)
     assert model.norm.eps == 1e-3
     assert model.norm.bias is None
@@ -582,7 +583,7 @@ def test_conversion_keeps_what_was_frozen_and_where_it_is():
     made = swap_attention(attention, "intention").model
     assert not made.k_proj_weight.requires_grad
     assert made.dropout == 0.3
-    assert made.alpha.theta.dtype == torch.float64
+    assert made.alpha.theta.dtype == torch.float64  # pyright: ignore[reportAttributeAccessIssue]
     query, key, value = (torch.randn(L, B, f, dtype=torch.float64) for f in (E, 5, 4))
     assert made(query, key, value)[0].shape == (L, B, E)
 

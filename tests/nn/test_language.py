@@ -32,6 +32,7 @@ def test_it_learns_to_count(mixer: str) -> None:
     model = InformerLM(7, 32, 4, 1, mixer=mixer)
     tokens = torch.arange(40).repeat(4, 1) % 7
     optimiser = torch.optim.Adam(model.parameters(), 1e-2)
+    loss = torch.tensor(torch.inf)
     for _ in range(40):
         logits, _ = model(tokens)
         loss = TF.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())

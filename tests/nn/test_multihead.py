@@ -150,7 +150,7 @@ def test_where_it_is_attention_it_is_torchs(case, mask, need_weights, made):
         for mixer in (theirs, ours):
             mixer.average = mixer(query, key, value, average_attn_weights=False, **masks)[1]
         assert theirs.average.shape == ours.average.shape
-        assert (theirs.average - ours.average).abs().max() < 1e-9
+        assert (theirs.average - ours.average).abs().max() < 1e-9  # pyright: ignore[reportOperatorIssue]
 
 
 # --- what is computed -------------------------------------------------------------------------------------------------
@@ -406,7 +406,7 @@ def test_options_of_the_other_mixers_arrive():
         q, k, v = (t.unflatten(-1, (H, -1)).transpose(1, 2) for t in parts)
         want = layer.out_proj(call(q, k, v, scale=0.7).transpose(1, 2).flatten(-2))
         assert off(layer(x, x, x)[0], want) < 1e-10
-    assert MultiheadNeuralProcess(E, H, hidden=5).heads[0].embed_context[0][0].out_features == 5
+    assert MultiheadNeuralProcess(E, H, hidden=5).heads[0].embed_context[0][0].out_features == 5  # pyright: ignore[reportAttributeAccessIssue, reportIndexIssue]
 
 
 def test_one_projection_serves_self_intention(monkeypatch):

@@ -31,9 +31,9 @@ class Server(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    server: Server
+    server: Server  # pyright: ignore[reportIncompatibleVariableOverride]
 
-    def log_message(self, *args):
+    def log_message(self, *args):  # pyright: ignore[reportIncompatibleMethodOverride]
         pass
 
     def do_GET(self):

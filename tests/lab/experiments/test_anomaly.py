@@ -231,13 +231,14 @@ def test_the_start_keeps_the_angles(width):
 
     def query_and_key(x):
         inside = torch.relu(layer.embed_input(model.project(x)))
-        return torch.nn.functional.linear(inside, layer.self_attn.in_proj_weight).chunk(3, -1)[:2]
+        return torch.nn.functional.linear(inside, layer.self_attn.in_proj_weight).chunk(3, -1)[:2]  # pyright: ignore[reportAttributeAccessIssue]
 
     query, key = query_and_key(x)
     assert torch.equal(query, key)
     assert torch.allclose(query_and_key(-2 * x)[0], -2 * query, atol=1e-5)
     assert query.std() > 0.01
-    layer.self_attn.in_proj_weight.data[: 2 * width] = 0  # with queries of 0 it is the mean itself
+    # with queries of 0 it is the mean itself
+    layer.self_attn.in_proj_weight.data[: 2 * width] = 0  # pyright: ignore[reportAttributeAccessIssue, reportIndexIssue]
     stream = model.project(x)
     inside = torch.relu(layer.embed_input(stream))[None]
     left = (stream + layer.self_attn(inside, inside, inside)[0][0]).detach()

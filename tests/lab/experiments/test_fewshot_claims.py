@@ -195,7 +195,7 @@ def test_history_has_seeds_thin_and_their_mean_thick() -> None:
     ]
     (plot,) = fewshot.plot(rows)
     lines = plot.draw().axes[0].get_lines()  # type: ignore[misc]
-    assert [(line.get_linewidth(), *line.get_ydata().round(3)) for line in lines] == [
+    assert [(line.get_linewidth(), *line.get_ydata().round(3)) for line in lines] == [  # pyright: ignore[reportAttributeAccessIssue]
         *((0.6, 30, 30), (0.6, 40, 40), (2, 35, 35)),
         *((0.6, 20, 20), (2, 20, 20)),
     ]
@@ -211,7 +211,7 @@ def test_latent_sizes_are_drawn_with_intervals() -> None:
     assert list(first.get_xdata()) == [16, 32, 128]
     assert list(first.get_ydata()) == pytest.approx([40, 50, 60])
     assert len(figure.axes[0].get_lines()) == 2 * (1 + 3 * 2 * 2)  # a mean; a dot and a bar per size and seed
-    dots = [line.get_xdata()[0] for line in figure.axes[0].get_lines() if line.get_marker() == "o"]
+    dots = [line.get_xdata()[0] for line in figure.axes[0].get_lines() if line.get_marker() == "o"]  # pyright: ignore[reportIndexIssue]
     assert len(set(dots)) == 12  # beside each other
     assert numbers.table == table_latent(by_latent())
     assert [line[:3] for line in table_latent(by_latent())[1:3]] == [

@@ -114,7 +114,7 @@ def test_weights_are_those_of_the_stacked_observations():
     model = models.build("intention", (7,), (2,), alpha=0.2)
     episode = policy.sample(3, generator())
     points = torch.cat([episode.key] * 3, -1).double()
-    value = model.head.embed_value(points.float()).double()
+    value = model.head.embed_value(points.float()).double()  # pyright: ignore[reportAttributeAccessIssue]
     # w = (K'K + alpha I)^-1 K'V with K = [O, O, O]
     w = torch.linalg.solve(points.mT @ points + 0.2 * torch.eye(9), points.mT @ value)
     expected = model.decode(w.flatten(-2).float())

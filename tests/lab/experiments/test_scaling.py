@@ -218,7 +218,7 @@ def test_a_walk_is_resumed_without_repeating_its_steps(tmp_path: Path) -> None:
     place = Place(tmp_path, tell=lambda step, steps, values: told.append((step, steps)))
     walk = scaling.run(job("neural_process"), place)
     first = [next(walk), next(walk)]  # stopped after two sizes
-    walk.close()
+    walk.close()  # pyright: ignore[reportAttributeAccessIssue]
     assert told == [(step, 9) for step in range(1, 7)]
     told.clear()
     again = list(scaling.run(job("neural_process"), place))

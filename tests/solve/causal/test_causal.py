@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 import intention
 from intention import causal_intention
@@ -180,7 +181,7 @@ def test_every_transform_of_torch(covariance: str, gamma: float | None) -> None:
         return token_by_token(tokens, decay[0].log()[None] if decay else None)[0].sin()
 
     def close(got: object, want: object) -> None:
-        pairs = zip(*(torch.utils._pytree.tree_leaves(x) for x in (got, want)), strict=True)
+        pairs = zip(*(tree_leaves(x) for x in (got, want)), strict=True)
         for one, two in pairs:
             torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-9)
 

@@ -81,7 +81,7 @@ def test_values_and_gradients_are_those_of_torch(shape, dtype):
             report = found.report.clone()
             report[:, 0] = 2 if refined else 0
             with torch.no_grad():
-                grads, _ = native.backward(problem, plan, grad, found.coef, found.matrix, report, needs)
+                grads, _ = native.backward(problem, plan, grad, found.coef, found.matrix, report, needs)  # pyright: ignore[reportGeneralTypeIssues]
             expected = pullback(
                 *(wide, plan, grad.double(), lambda y, f=fitted: solve(f.factor, y), fitted.coef, needs),
                 Mode(refined, False),
@@ -121,8 +121,8 @@ def test_layouts(shape, dtype):
         grad = change(torch.ones_like(expected.out))
         with torch.no_grad():
             needs = Needs(weight=False)
-            a, _ = native.backward(moved, plan, grad, found.coef, found.matrix.clone(), found.report, needs)
-            b, _ = native.backward(
+            a, _ = native.backward(moved, plan, grad, found.coef, found.matrix.clone(), found.report, needs)  # pyright: ignore[reportGeneralTypeIssues]
+            b, _ = native.backward(  # pyright: ignore[reportGeneralTypeIssues]
                 *(problem, plan, grad.reshape(expected.out.shape), expected.coef, expected.matrix),
                 *(expected.report, needs),
             )
@@ -232,7 +232,7 @@ def test_float64_in_the_kernels(shape, options):
     assert distance(found.report[:, 1], fitted.factor.ratio) < 1e-3
     grad = torch.randn(found.out.shape, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
-        grads, _ = native.backward(problem, plan, grad, found.coef, found.matrix, found.report, Needs())
+        grads, _ = native.backward(problem, plan, grad, found.coef, found.matrix, found.report, Needs())  # pyright: ignore[reportGeneralTypeIssues]
     expected = pullback(
         *(wide, plan, grad.double(), lambda y: solve(fitted.factor, y), fitted.coef, Needs()), Mode(True, False)
     )
@@ -282,12 +282,12 @@ def test_gradients_that_float32_loses(dual):
     fitted = fit(wide, plan, "cholesky")
     for needs in (Needs(weight=False), Needs()):
         with torch.no_grad():
-            ours, _ = native.backward(problem, plan, grad, found.coef, found.matrix, found.report, needs)
+            ours, _ = native.backward(problem, plan, grad, found.coef, found.matrix, found.report, needs)  # pyright: ignore[reportGeneralTypeIssues]
         expected = pullback(
             *(wide, plan, grad.double(), lambda y: solve(fitted.factor, y), fitted.coef, needs), Mode(False, False)
         )
-        off = (ours.alpha.double() / expected.alpha - 1).abs()
-        cancelled = expected.alpha.abs() < 0.05 * expected.alpha_terms
+        off = (ours.alpha.double() / expected.alpha - 1).abs()  # pyright: ignore[reportOperatorIssue]
+        cancelled = expected.alpha.abs() < 0.05 * expected.alpha_terms  # pyright: ignore[reportOperatorIssue]
         assert cancelled.any()
         assert off[cancelled].max() < 1e-6
         assert not needs.weight or distance(ours.weight, expected.weight) < 1e-6
@@ -341,7 +341,7 @@ def test_what_the_kernels_leave_to_torch():
     assert native.forward(problem._replace(query=problem.query.to("meta")), plan) is None
     assert native.forward(problem._replace(query=problem.query[:, :0]), plan) is None
     assert native.forward(problem._replace(alpha=problem.alpha.double()), plan) is None
-    assert native.forward(problem._replace(key=torch._neg_view(problem.key)), plan) is None
+    assert native.forward(problem._replace(key=torch._neg_view(problem.key)), plan) is None  # pyright: ignore[reportPrivateImportUsage]
 
 
 def test_a_saved_factor_serves_torch():

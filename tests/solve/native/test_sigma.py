@@ -95,8 +95,8 @@ def test_values_and_report_are_those_of_torch(shape, dtype, counted):
     expected, told = truth(q, k, v, return_info=True)
     assert out.dtype == dtype
     assert distance(out, expected) < TOLERANCE[dtype]
-    assert torch.equal(info.route, told.route)
-    assert distance(info.condition, told.condition) < TOLERANCE[dtype]
+    assert torch.equal(info.route, told.route)  # pyright: ignore[reportAttributeAccessIssue]
+    assert distance(info.condition, told.condition) < TOLERANCE[dtype]  # pyright: ignore[reportAttributeAccessIssue]
     with library.off():
         _, told = sigma_intention(q, k, v, return_info=True)
     assert info.error.dtype == told.error.dtype
@@ -139,7 +139,7 @@ def test_leading_dimensions(counted):
         expected, told = truth(q, key, value, enable_gqa=gqa, return_info=True)
         assert out.shape == expected.shape
         assert distance(out, expected) < TOLERANCE[torch.float32]
-        assert info.condition.shape == told.condition.shape
+        assert info.condition.shape == told.condition.shape  # pyright: ignore[reportAttributeAccessIssue]
     q, k, v = q[0, 0], k[0, 0], v[0, 0]
     assert distance(sigma_intention(q, k, v), truth(q, k, v)) < TOLERANCE[torch.float32]
     assert len(counted) == 5
@@ -399,7 +399,7 @@ def test_derivatives_and_transforms_go_on_as_before():
     torch.testing.assert_close(again, out)
     assert torch.autograd.gradcheck(sigma_intention, with_grad, fast_mode=True)
     torch.testing.assert_close(torch.func.vmap(sigma_intention)(q, k, v), out)
-    primal, tangent = torch.func.jvp(lambda x: sigma_intention(x, k, v), (q,), (torch.ones_like(q),))
+    primal, tangent = torch.func.jvp(lambda x: sigma_intention(x, k, v), (q,), (torch.ones_like(q),))  # pyright: ignore[reportAssignmentType]
     torch.testing.assert_close(primal, out)
     assert tangent.abs().amax() > 0
     torch.testing.assert_close(torch.func.grad(lambda x: sigma_intention(q, k, x).sum())(v).sum().item(), 200.0)

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 import torch
 
@@ -63,7 +63,15 @@ def available() -> bool:
 vars(available)["_dynamo_marked_constant"] = True  # torch.compiler.assume_constant_result imports dynamo
 
 
-def info() -> dict[str, bool | int | str | None]:
+class Info(TypedDict):
+    native: bool
+    path: str | None
+    arch: str | None
+    reason: str | None
+    threads: int
+
+
+def info() -> Info:
     """Whether compiled kernels are in use, and if not, why.
 
     A dict of ``native`` (bool), ``path`` of the library, ``arch`` ("avx512", "avx2" or "baseline": what this processor
