@@ -18,7 +18,7 @@ from intention._distances import wide
 from intention.kernels import BoundKernel, Function, Kernel, as_kernel, restore
 from intention.solve.ladder import has_float64
 from intention.solve.matrix.roots import inverse_root
-from intention.solve.torch_state import no_autocast
+from intention.solve.operator import no_autocast
 
 CHOICES = ("uniform", "kmeans++")
 

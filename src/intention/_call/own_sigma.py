@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from intention import _checks as checks
-from intention._call import layout
-from intention._call.arguments import is_dual
-from intention._call.layout import Inputs
+from intention._call.arguments import context_lead, is_dual
 from intention._covariance import Covariance, Rule, deviations, dual_serves, is_named, matrix_of, within_scatter
 from intention.context.by_features import Primal
 from intention.context.by_points import Dual, Inner
@@ -45,12 +42,10 @@ def check_estimated(
         )
 
 
-def system_of(inputs: Inputs | Problem, covariance: Covariance, intercept: bool, solver: str) -> Primal | Dual:
+def system_of(inputs: Problem, covariance: Covariance, intercept: bool, solver: str) -> Primal | Dual:
     """The linear system of a call, with the leading dimensions of its context."""
     checks.float64(inputs.key.device)
     _, key, value, weight, alpha, gain = inputs
-    if not isinstance(alpha, Tensor):
-        alpha = torch.tensor(alpha, dtype=torch.float64, device=key.device)
     key, value, weight = key.double(), value.double(), None if weight is None else weight.double()
     rule = Rule(alpha.double(), None if gain is None else gain.double(), intercept, covariance)
     dual = is_named(covariance) and is_dual(solver, key) and dual_serves(key, value, weight, rule)
@@ -69,7 +64,7 @@ def _linear_system(key: Tensor, value: Tensor, weight: Tensor | None, rule: Rule
 
 
 def predict_shared(
-    inputs: Inputs, covariance: Covariance, intercept: bool, solver: str, scale: float
+    inputs: Problem, covariance: Covariance, intercept: bool, solver: str, scale: float
 ) -> tuple[Tensor, Report]:
     """Q Sigma^-1 K'WV"""
     system = system_of(inputs, covariance, intercept, solver)
@@ -81,16 +76,16 @@ def predict_shared(
     if scale != 1:
         mean = 0.0 if system.mean_value is None else system.mean_value
         out = mean + scale * (out - mean)
-    lead = layout.context_lead(inputs)
+    lead = context_lead(inputs)
     return out, Report(*(x.to(inputs.key.dtype).expand(lead) for x in system.report))
 
 
-def _by_points(inputs: Inputs, intercept: bool) -> Tensor:
+def _by_points(inputs: Problem, intercept: bool) -> Tensor:
     """The prediction of a within-class fit by the d x d Sigma of the deviations, whose slopes do not cancel."""
     query, key, value = inputs.query.double(), inputs.key.double(), inputs.value.double()
     weight, gain = (None if x is None else x.double() for x in (inputs.weight, inputs.gain))
-    alpha = torch.as_tensor(inputs.alpha, dtype=torch.float64, device=key.device)
-    lead, (n, d) = layout.context_lead(inputs), key.shape[-2:]
+    alpha = inputs.alpha.double()
+    lead, (n, d) = context_lead(inputs), key.shape[-2:]
     around, mean = deviations(key, value, weight), 0.0
     if intercept:
         (key, centre), (value, mean) = centred(key, weight), centred(value, weight)
@@ -111,16 +106,12 @@ def predict_each(
     part: Problem, covariance: Covariance, intercept: bool, solver: str, scale: float
 ) -> tuple[Tensor, Report]:
     """The same for a flat batch of problems of one query each."""
-    part = part.expanded()
-    inputs = Inputs(part.query, part.key, part.value, part.weight, part.alpha, part.gain)
-    out, report = predict_shared(inputs, covariance, intercept, solver, scale)
+    out, report = predict_shared(part.expanded(), covariance, intercept, solver, scale)
     return out.to(part.query.dtype), report
 
 
-def transform(inputs: Inputs | Problem, covariance: Covariance, intercept: bool, solver: str) -> tuple[Tensor, Report]:
+def transform(inputs: Problem, covariance: Covariance, intercept: bool, solver: str) -> tuple[Tensor, Report]:
     """Q Sigma^-1"""
-    if isinstance(inputs, Problem):
-        inputs = inputs.expanded()
     system = system_of(inputs, covariance, intercept, solver)
     moved = system.solve(inputs.query.double().mT).mT.to(inputs.query.dtype)
     return moved, Report(*(x.to(inputs.key.dtype) for x in system.report))
