@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import intention
-from intention.context.sums import Stats
+from intention.context.sums import Sums
 
 D = torch.float64
 OPTIONS = {
@@ -153,7 +153,7 @@ def test_updates_are_differentiable():
 def test_the_scatter_is_exact_far_from_zero():
     torch.manual_seed(0)
     key, value = torch.randn(1000, 3, dtype=D), torch.randn(1000, 2, dtype=D)
-    near, far = (Stats.of(key[:300] + c, value[:300]).merge(Stats.of(key[300:] + c, value[300:])) for c in (0.0, 1e6))
+    near, far = (Sums.of(key[:300] + c, value[:300]).merge(Sums.of(key[300:] + c, value[300:])) for c in (0.0, 1e6))
     assert (near.scatter - far.scatter).norm() < 1e-9 * near.scatter.norm()
     assert (near.cross - far.cross).norm() < 1e-8 * near.cross.norm()
 

@@ -10,9 +10,9 @@ from intention._call import layout
 from intention._call.arguments import is_dual
 from intention._call.layout import Inputs
 from intention._covariance import Covariance, Rule, deviations, dual_serves, is_named, matrix_of, within_scatter
-from intention.context.by_features import Primal
-from intention.context.by_points import Dual, Inner
-from intention.context.sums import Stats
+from intention.context.by_features import ByFeatures
+from intention.context.by_points import ByPoints, Inner
+from intention.context.sums import Sums
 from intention.solve.centring import centred
 from intention.solve.doors import eager, gradient_free
 from intention.solve.ladder import Report
@@ -45,7 +45,7 @@ def check_estimated(
         )
 
 
-def system_of(inputs: Inputs | Problem, covariance: Covariance, intercept: bool, solver: str) -> Primal | Dual:
+def system_of(inputs: Inputs | Problem, covariance: Covariance, intercept: bool, solver: str) -> ByFeatures | ByPoints:
     """The linear system of a call, with the leading dimensions of its context."""
     checks.float64(inputs.key.device)
     _, key, value, weight, alpha, gain = inputs
@@ -57,15 +57,15 @@ def system_of(inputs: Inputs | Problem, covariance: Covariance, intercept: bool,
     return _linear_system(key, value, weight, rule, dual)
 
 
-def _linear_system(key: Tensor, value: Tensor, weight: Tensor | None, rule: Rule, dual: bool) -> Primal | Dual:
+def _linear_system(key: Tensor, value: Tensor, weight: Tensor | None, rule: Rule, dual: bool) -> ByFeatures | ByPoints:
     """The system of points in float64, in the form asked for; `dual` needs alpha > 0 where Sigma is within-class."""
     if dual:
-        return Dual(Inner(key, weight, rule.intercept, None), value, weight, rule)
-    stats = Stats.of(key, value, weight)
+        return ByPoints(Inner(key, weight, rule.intercept, None), value, weight, rule)
+    stats = Sums.of(key, value, weight)
     if rule.covariance == "within":
-        return Primal(stats, rule, within_scatter(key, value, weight))
+        return ByFeatures(stats, rule, within_scatter(key, value, weight))
     seen = key - stats.mean_key.unsqueeze(-2) if rule.intercept else key
-    return Primal(stats, rule, matrix_of(rule.covariance, seen, value, weight))
+    return ByFeatures(stats, rule, matrix_of(rule.covariance, seen, value, weight))
 
 
 def predict_shared(
@@ -75,7 +75,7 @@ def predict_shared(
     system = system_of(inputs, covariance, intercept, solver)
     out = system.predict(inputs.query.double())
     watched = eager() and not gradient_free(*(x for x in inputs if isinstance(x, Tensor)))
-    if isinstance(system, Dual) and watched and inputs.key.shape[-1] <= LARGE:
+    if isinstance(system, ByPoints) and watched and inputs.key.shape[-1] <= LARGE:
         moving = _by_points(inputs, intercept)  # differences that are divided by alpha have no slopes but rounding
         out = moving + (out - moving).detach()
     if scale != 1:

@@ -11,9 +11,9 @@ from torch import Tensor
 from intention import _checks as checks
 from intention._covariance import is_named, on_keys
 from intention.context import left_out, points, storage
-from intention.context.by_points import Dual
+from intention.context.by_points import ByPoints
 from intention.context.kept import Kept
-from intention.context.sums import Stats
+from intention.context.sums import Sums
 from intention.solve.centring import EPS
 from intention.solve.constraints.constrained import Constraint
 from intention.solve.doors import eager
@@ -86,7 +86,7 @@ class Context(Kept):
         self._unconstrained("leave_one_out")
         key, value, weight = self._need_points("leave_one_out")
         self._need_closed_form("leave_one_out")
-        if isinstance(self._system, Dual):
+        if isinstance(self._system, ByPoints):
             out, risky = self._certified.leave_one_out()  # type: ignore[union-attr,call-arg]
         else:
             w, _, _, report = self._linear
@@ -245,7 +245,7 @@ class Context(Kept):
             return self.kernel is None
         return self.stats is not None or self.features is not None or n >= self.key.shape[-1]
 
-    def _sums_with(self, key: Tensor, value: Tensor, weight: Tensor | None) -> Stats | None:
+    def _sums_with(self, key: Tensor, value: Tensor, weight: Tensor | None) -> Sums | None:
         n = 0 if self.key is None else self.key.shape[-2] + key.shape[-2]
         return self._sums.add(self._mapped(key), value, weight) if self._wants_sums(n) else None
 

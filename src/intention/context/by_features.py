@@ -11,16 +11,16 @@ from torch import Tensor
 from intention._cached import lazy
 from intention._covariance import Rule
 from intention.context import leave_one_out
-from intention.context.sums import Stats
+from intention.context.sums import Sums
 from intention.solve.doors import eager
 from intention.solve.ladder import PINV, Report, warn_inaccurate
 from intention.solve.matrix.inverse import EPS, inverse
 
 
-class Primal:
+class ByFeatures:
     """Sigma W = K'WV with the d x d Sigma of sums; `matrix` takes the place of the scatter (a callable's)."""
 
-    def __init__(self, stats: Stats, rule: Rule, matrix: Tensor | None = None) -> None:
+    def __init__(self, stats: Sums, rule: Rule, matrix: Tensor | None = None) -> None:
         self.stats, self.rule = stats, rule
         self.matrix, self.rhs = stats.around_means() if rule.intercept else stats.raw()
         self.noise = stats.noise

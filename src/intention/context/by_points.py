@@ -1,6 +1,6 @@
 """A fit as an N x N linear system in float64, from inner products of the points; a kernel makes the points implicit.
 
-It answers what `Primal` answers, of r = q - mean where there is an intercept.
+It answers what `ByFeatures` answers, of r = q - mean where there is an intercept.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Inner:
         return square - 2 * middle + self._raw[2][..., None]
 
 
-class Dual:
+class ByPoints:
     """W = K'a with a from the N x N system of inner products; a kernel makes K implicit."""
 
     def __init__(self, inner: Inner, value: Tensor, weight: Tensor | None, rule: Rule) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from intention import _checks as checks
 from intention._covariance import alpha_of, gain_of, on_keys
 from intention.context import leave_one_out
-from intention.context.by_points import Dual
+from intention.context.by_points import ByPoints
 
 # alpha="loo" looks from 1e-6 to 1e3 of the mean eigenvalue, three values a decade
 GRID = torch.logspace(-6, 3, 28, dtype=torch.float64)
@@ -28,7 +28,7 @@ def choose_alpha(context: Any, grid: Sequence[float | Tensor] | None) -> Tensor:
     given = None if grid is None else _grid(grid, context)
     with torch.no_grad():
         system = context._system
-        spectral = system.spectral() if isinstance(system, Dual) else system.spectral(*context._wide)
+        spectral = system.spectral() if isinstance(system, ByPoints) else system.spectral(*context._wide)
         alphas = _default_grid(spectral.values, spectral.rows.shape[-2], context.covariance) if given is None else given
         weight = None if context.weight is None else context.weight.double()
         count = context._count if context.fits_intercept else None

@@ -22,9 +22,9 @@ from intention._covariance import (
     on_keys,
     within_scatter,
 )
-from intention.context.by_features import Primal
-from intention.context.by_points import Dual, Inner
-from intention.context.sums import Stats
+from intention.context.by_features import ByFeatures
+from intention.context.by_points import ByPoints, Inner
+from intention.context.sums import Sums
 from intention.features import Features
 from intention.kernels import BoundKernel, Custom
 from intention.solve.centring import centred
@@ -47,7 +47,7 @@ class Kept:
     key: Tensor | None  # (..., N, d) the points, in the dtype they came in; None where only sums are kept
     value: Tensor | None  # (..., N, k)
     weight: Tensor | None  # (..., N)
-    stats: Stats | None  # the sums, where points came or went, or are not kept
+    stats: Sums | None  # the sums, where points came or went, or are not kept
     alpha: Tensor  # (...) float64
     fits_intercept: bool
     covariance: Covariance
@@ -95,8 +95,8 @@ class Kept:
             return x.double()
         return self.features(x.double() if isinstance(self.features, Features) else x).double()
 
-    def _stats_of(self, key: Tensor, value: Tensor, weight: Tensor | None) -> Stats:
-        return Stats.of(self._mapped(key), value, weight)
+    def _stats_of(self, key: Tensor, value: Tensor, weight: Tensor | None) -> Sums:
+        return Sums.of(self._mapped(key), value, weight)
 
     @lazy
     def _wide(self) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -104,24 +104,24 @@ class Kept:
         return self._mapped(key), value.double(), None if weight is None else weight.double()
 
     @lazy
-    def _sums(self) -> Stats:
+    def _sums(self) -> Sums:
         if self.stats is not None:
             return self.stats
         key, value, weight = self._wide
-        sums = Stats.of(key, value, weight)
+        sums = Sums.of(key, value, weight)
         if self.covariance != "within" or weight is None or gradient_free(weight):
             return sums
         # a point that comes alone into its class is its mean, whatever it weighs: no slope of the scatter within
         still = torch.where(in_live_class(value, weight), weight, weight.detach())
-        return sums._replace(scatter=Stats.of(key, value, still).scatter)
+        return sums._replace(scatter=Sums.of(key, value, still).scatter)
 
     @property
     def _count(self) -> Tensor:
         system = self._system
-        return system.inner.count if isinstance(system, Dual) else system.stats.total
+        return system.inner.count if isinstance(system, ByPoints) else system.stats.total
 
     @lazy
-    def _system(self) -> Primal | Dual:
+    def _system(self) -> ByFeatures | ByPoints:
         """The normal equations, in the smaller form. Which one depends on what is kept, so a saved context agrees."""
         rule = Rule(self.alpha, self._gain, self.fits_intercept, self.covariance, quiet=self._may_look_again)
         if self.key is not None and self._made_by_user:
@@ -132,9 +132,9 @@ class Kept:
             key, value, weight = self._wide
             regular = on_keys(self.covariance) or dual_serves(key, value, weight, rule)
             if key.shape[-2] <= key.shape[-1] and regular:
-                return Dual(Inner(key, weight, rule.intercept, None), value, weight, rule)
+                return ByPoints(Inner(key, weight, rule.intercept, None), value, weight, rule)
             if self.covariance == "within":
-                return Primal(self._sums, rule, within_scatter(key, value, weight))
+                return ByFeatures(self._sums, rule, within_scatter(key, value, weight))
         matrix = self.matrix
         if not is_named(self.covariance) and matrix is None:
             key, value, weight = self._points
@@ -142,15 +142,15 @@ class Kept:
             if self.fits_intercept:
                 seen = (seen.double() - self._sums.mean_key.unsqueeze(-2)).to(key.dtype)
             matrix = matrix_of(self.covariance, seen, value, weight)
-        return Primal(self._sums, rule, matrix)
+        return ByFeatures(self._sums, rule, matrix)
 
-    def _kernel_system(self, rule: Rule) -> Dual:
+    def _kernel_system(self, rule: Rule) -> ByPoints:
         assert self.kernel is not None
         if self.covariance == "within" and eager() and not bool((self.alpha > 0).all()):
             raise ValueError("a kernel with covariance='within' needs alpha > 0: its Sigma is never of full rank")
         key, value, weight = self._wide
         kernel = _Cast(self.kernel, self._points[0].dtype) if self._made_by_user else self.kernel
-        return Dual(Inner(key, weight, rule.intercept, kernel), value, weight, rule)
+        return ByPoints(Inner(key, weight, rule.intercept, kernel), value, weight, rule)
 
     @property
     def _made_by_user(self) -> bool:
@@ -163,7 +163,7 @@ class Kept:
         return self.key is not None and self.kernel is None and on_keys(self.covariance) and eager()
 
     @property
-    def _certified(self) -> Primal | Dual:
+    def _certified(self) -> ByFeatures | ByPoints:
         """The system, for answers that have nothing but it: a doubtful one is warned of."""
         if self._may_look_again:
             warn_inaccurate(self._system.report)
@@ -183,7 +183,7 @@ class Kept:
         """w k Sigma^-1 k' (..., N) of the points themselves"""
         key, _, weight = self._wide
         system = self._system
-        hat = system.hat() if isinstance(system, Dual) else system.hat(key, weight)
+        hat = system.hat() if isinstance(system, ByPoints) else system.hat(key, weight)
         if not self._doubted:
             return hat
         size = key.detach().abs()
@@ -210,7 +210,7 @@ class Kept:
     def _linear(self) -> tuple[Tensor, Tensor | None, Tensor | None, Report]:
         """(w, mean of keys, mean of values, report), float64."""
         system = self._system
-        mean_key = system.inner.mean if isinstance(system, Dual) else system.mean_key
+        mean_key = system.inner.mean if isinstance(system, ByPoints) else system.mean_key
         w, report = system.w, system.report
         if self.key is None and on_keys(self.covariance) and eager():
             self._warn_of_slopes(report)
@@ -227,7 +227,7 @@ class Kept:
         if not self.constraints:
             return w
         system = self._system
-        singular = system.singular if isinstance(system, Primal) else self.alpha == 0
+        singular = system.singular if isinstance(system, ByFeatures) else self.alpha == 0
         if eager() and bool((singular | (system.report.error > TOLERATED)).any()):
             raise ValueError(
                 "constraints need a Sigma that can be inverted, got one that is singular (condition up to "

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from intention.context.sums import Stats
+from intention.context.sums import Sums
 from intention.features import Features, restore_features
 from intention.kernels import restore
 from intention.solve.constraints.constrained import Constraint
@@ -62,7 +62,7 @@ def fields(state: dict[str, Tensor]) -> dict[str, Any]:
         sums = under("stats.")
         made: dict[str, Any] = {name: state.get(name) for name in TENSORS}
         made["alpha"] = state["alpha"]
-        made["stats"] = Stats(**sums) if sums else None
+        made["stats"] = Sums(**sums) if sums else None
         made["fits_intercept"], made["covariance"] = meta["intercept"], meta["covariance"]
         made["dtype"] = DTYPES[meta["dtype"]]
         made["constraints"] = tuple(

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from intention import _checks as checks
 from intention._covariance import Rule, class_shares, dual_serves, within_scatter
-from intention.context.by_features import Primal
-from intention.context.by_points import Dual, Inner
+from intention.context.by_features import ByFeatures
+from intention.context.by_points import ByPoints, Inner
 from intention.context.fit import bind_kernel, fit
-from intention.context.sums import Stats
+from intention.context.sums import Sums
 from intention.discriminant.labels import (
     all_regular,
     balanced,
@@ -129,7 +129,7 @@ def lda(
     wide = key.double() - centre
     dual = kernel is not None or (n < d and dual_serves(wide, labels, mass, rule))
     if dual:
-        system: Primal | Dual = Dual(Inner(wide, mass, False, bound), labels, mass, rule)
+        system: ByFeatures | ByPoints = ByPoints(Inner(wide, mass, False, bound), labels, mass, rule)
     else:
         system = _primal_within(wide, labels, mass, rule)
     score = _linear_scores(system, wide, value, mass, route)
@@ -172,14 +172,14 @@ def qda(
     labels = torch.ones_like(wide[..., :1])
     rule = rule_of(None if kernel is not None else mean_square(wide, labels, own), alpha, shrinkage, key.device)
     if kernel is not None or (n < d and all_regular(rule)):
-        system: Primal | Dual = Dual(
+        system: ByFeatures | ByPoints = ByPoints(
             Inner(wide, own, True, kernel), wide[..., :0], own, rule._replace(covariance="ridge")
         )
     else:
         system = _primal_within(wide, labels, own, rule._replace(intercept=True))
     _require_full_rank(system)
     logdet = system.logdet
-    if isinstance(system, Dual) and kernel is None:
+    if isinstance(system, ByPoints) and kernel is None:
         logdet = logdet + d * system.rule.alpha.log()
     constant = torch.where(prior > 0, prior, 1.0).log() - logdet / 2
     constant = torch.where(prior > 0, constant, -torch.inf).unsqueeze(-2)
@@ -190,17 +190,17 @@ def qda(
     return Classifier(score, system.report, threshold, key, value.shape[-1])
 
 
-def _primal_within(key: Tensor, labels: Tensor, mass: Tensor, rule: Rule) -> Primal:
+def _primal_within(key: Tensor, labels: Tensor, mass: Tensor, rule: Rule) -> ByFeatures:
     """The d x d system around the means of classes."""
-    return Primal(Stats.of(key, key[..., :0], mass), rule, within_scatter(key, labels, mass))
+    return ByFeatures(Sums.of(key, key[..., :0], mass), rule, within_scatter(key, labels, mass))
 
 
 def _linear_scores(
-    system: Primal | Dual, key: Tensor, value: Tensor, mass: Tensor, route: str
+    system: ByFeatures | ByPoints, key: Tensor, value: Tensor, mass: Tensor, route: str
 ) -> Callable[[Tensor], Tensor]:
     """q S^-1 m_c - m_c S^-1 m_c / 2. Vectors are columns: of d numbers, or of N coefficients of the points."""
     shares = class_shares(value, mass)  # (..., C, N)
-    if isinstance(system, Dual):
+    if isinstance(system, ByPoints):
         means, solve, gram = shares.mT, system.solve_coef, system.inner.gram
     else:
         means, solve, gram = (shares @ key).mT, system.solve, None
@@ -222,7 +222,7 @@ def _linear_scores(
         core = _certified_core(eye - gain * inner(around, back), system.report)
         w = w + gain * back @ (core @ inner(back, means))
     offset = inner(means, w).diagonal(0, -2, -1).unsqueeze(-2) / 2
-    if isinstance(system, Dual):
+    if isinstance(system, ByPoints):
         return lambda query: system.inner.cross(query) @ w - offset
     return lambda query: query @ w - offset
 
@@ -249,7 +249,7 @@ _TOTAL = (
 )
 
 
-def _require_full_rank(system: Primal | Dual) -> None:
+def _require_full_rank(system: ByFeatures | ByPoints) -> None:
     if eager() and bool((system.report.route == PINV).any()):
         raise ValueError(
             "the covariance of a class is singular (fewer points than features, or features that depend on each "
