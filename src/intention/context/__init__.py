@@ -12,7 +12,7 @@ from intention import _checks as checks
 from intention._covariance import is_named, on_keys
 from intention.context import left_out, points, storage
 from intention.context.by_points import ByPoints
-from intention.context.kept import Kept
+from intention.context.solved import Kept
 from intention.context.sums import Sums
 from intention.solve.centring import EPS
 from intention.solve.constraints.constrained import Constraint
