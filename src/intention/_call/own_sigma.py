@@ -82,7 +82,7 @@ def predict_shared(
         mean = 0.0 if system.mean_value is None else system.mean_value
         out = mean + scale * (out - mean)
     lead = layout.context_lead(inputs)
-    return out, Report(*(x.to(inputs.key.dtype).expand(lead) for x in system.report))
+    return out, Report(*(x.to(inputs.key.dtype).expand(lead) for x in system.solution.report))
 
 
 def _by_points(inputs: Inputs, intercept: bool) -> Tensor:
@@ -123,4 +123,4 @@ def transform(inputs: Inputs | Problem, covariance: Covariance, intercept: bool,
         inputs = inputs.expanded()
     system = system_of(inputs, covariance, intercept, solver)
     moved = system.solve(inputs.query.double().mT).mT.to(inputs.query.dtype)
-    return moved, Report(*(x.to(inputs.key.dtype) for x in system.report))
+    return moved, Report(*(x.to(inputs.key.dtype) for x in system.solution.report))

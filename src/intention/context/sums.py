@@ -131,18 +131,6 @@ class Sums(NamedTuple):
             noise=gamma[..., None] * self.noise,
         )
 
-    def around_means(self) -> tuple[Tensor, Tensor]:
-        """K'WK and K'WV of the points minus their means."""
-        return self.scatter, self.cross
-
-    def raw(self) -> tuple[Tensor, Tensor]:
-        """K'WK and K'WV of the points themselves."""
-        lifted = (self.total[..., None] * self.mean_key).unsqueeze(-1)
-        return (
-            self.scatter + lifted * self.mean_key.unsqueeze(-2),
-            self.cross + lifted * self.mean_value.unsqueeze(-2),
-        )
-
     def within(self) -> Tensor:
         """The scatter around the class means, for one-hot values: scatter - sum_c n_c (m_c - mean)(m_c - mean)'."""
         size = (self.total[..., None] * self.mean_value).unsqueeze(-2)  # n_c

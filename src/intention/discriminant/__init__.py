@@ -135,7 +135,9 @@ def lda(
     score = _linear_scores(system, wide, value, mass, route)
     constant = torch.where(prior > 0, prior, 1.0).log()
     constant = torch.where(prior > 0, constant, -torch.inf).unsqueeze(-2)
-    return Classifier(lambda q: score(q.double() - centre) + constant, system.report, threshold, key, value.shape[-1])
+    return Classifier(
+        lambda q: score(q.double() - centre) + constant, system.solution.report, threshold, key, value.shape[-1]
+    )
 
 
 def qda(
@@ -178,7 +180,7 @@ def qda(
     else:
         system = _primal_within(wide, labels, own, rule._replace(intercept=True))
     _require_full_rank(system)
-    logdet = system.logdet
+    logdet = system.solution.logdet
     if isinstance(system, ByPoints) and kernel is None:
         logdet = logdet + d * system.rule.alpha.log()
     constant = torch.where(prior > 0, prior, 1.0).log() - logdet / 2
@@ -187,7 +189,7 @@ def qda(
     def score(query: Tensor) -> Tensor:
         return constant - system.square(query.double().unsqueeze(-3)).mT / 2
 
-    return Classifier(score, system.report, threshold, key, value.shape[-1])
+    return Classifier(score, system.solution.report, threshold, key, value.shape[-1])
 
 
 def _primal_within(key: Tensor, labels: Tensor, mass: Tensor, rule: Rule) -> ByFeatures:
@@ -219,7 +221,7 @@ def _linear_scores(
         back = solve(around)
         gain = 1.0 if system.rule.gain is None else system.rule.gain[..., None, None]
         eye = torch.eye(value.shape[-1], dtype=key.dtype, device=key.device)
-        core = _certified_core(eye - gain * inner(around, back), system.report)
+        core = _certified_core(eye - gain * inner(around, back), system.solution.report)
         w = w + gain * back @ (core @ inner(back, means))
     offset = inner(means, w).diagonal(0, -2, -1).unsqueeze(-2) / 2
     if isinstance(system, ByPoints):
@@ -250,7 +252,7 @@ _TOTAL = (
 
 
 def _require_full_rank(system: ByFeatures | ByPoints) -> None:
-    if eager() and bool((system.report.route == PINV).any()):
+    if eager() and bool((system.solution.report.route == PINV).any()):
         raise ValueError(
             "the covariance of a class is singular (fewer points than features, or features that depend on each "
             "other); use alpha > 0 or shrinkage > 0, or lda, which pools the classes"
