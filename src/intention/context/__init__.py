@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from intention import _checks as checks
-from intention._covariance import ON_KEYS, Covariance, Rule
+from intention._covariance import ON_KEYS, Covariance
 from intention.context import leave_one_out, points, storage
 from intention.context.solved import Solved
 from intention.context.sums import Sums
-from intention.features import Features, same_map
+from intention.features import Features
 from intention.kernels import BoundKernel
 from intention.solve.centring import EPS
 from intention.solve.constraints.constrained import Constraint
@@ -42,9 +42,18 @@ class Context:
 
     def __post_init__(self) -> None:
         kept = None if self.key is None or self.value is None else (self.key, self.value, self.weight)
-        gain = 1 - self.alpha if self.covariance == "convex" else None
-        rule = Rule(self.alpha, gain, self.fits_intercept, self.covariance)
-        solved = Solved(kept, self.stats, rule, self.kernel, self.features, self.matrix, self.constraints, self.dtype)
+        solved = Solved(
+            points=kept,
+            stats=self.stats,
+            alpha=self.alpha,
+            intercept=self.fits_intercept,
+            covariance=self.covariance,
+            kernel=self.kernel,
+            features=self.features,
+            matrix=self.matrix,
+            constraints=self.constraints,
+            dtype=self.dtype,
+        )
         object.__setattr__(self, "_solved", solved)
 
     @property
@@ -105,13 +114,8 @@ class Context:
         """
         self._unconstrained("variance")
         query, dtype = self._query(query)
-        system = self._solved.certified
-        level = self.alpha if system.rule.gain is None else self.alpha / system.rule.gain
-        out = system.spread(query)
-        if self.fits_intercept:
-            out = out + (level / system.count)[..., None]
         lead = checks.leading(query=query.shape[:-2], context=self.lead, alpha=self.alpha.shape)
-        return (out + level[..., None] if noise else out).expand(*lead, query.shape[-2]).to(dtype)
+        return self._solved.variance(query, noise).expand(*lead, query.shape[-2]).to(dtype)
 
     def leverage(self) -> Tensor:
         """How much each point pulls its own prediction, df_i/dv_i (..., N)."""
@@ -165,9 +169,17 @@ class Context:
 
     def merge(self, other: Context) -> Context:
         """One context of the points of both, which may have been fitted apart."""
-        self._check_same(other)
-        self._need_sums("merge")
+        if not isinstance(other, Context):
+            raise TypeError(f"merge takes another Context, got {type(other).__name__}; use add(key, value) for points")
+        if self.device != other.device:
+            raise ValueError(f"the contexts are on {self.device} and {other.device}; fit them on one device")
+        # with features one may tell d, the other the number of features
+        comparable = self.features is None or (self.key is None) == (other.key is None)
+        if self.sizes[1] != other.sizes[1] or (comparable and self.sizes != other.sizes):
+            raise ValueError(f"contexts of different (d, k) cannot be merged: {self.sizes} and {other.sizes}")
         mine, theirs = self._solved, other._solved
+        mine.check_alike(theirs)
+        self._need_sums("merge")
         if mine.points is None or theirs.points is None:
             return self._with(None, mine.sums.merge(theirs.sums), other.dtype)
         stats = None
@@ -273,33 +285,6 @@ class Context:
             if self.covariance == "within":
                 checks.one_hot(value)
         self._need_sums(what)
-
-    def _check_same(self, other: Context) -> None:
-        """Contexts that are fitted the same way can be merged."""
-        if not isinstance(other, Context):
-            raise TypeError(f"merge takes another Context, got {type(other).__name__}; use add(key, value) for points")
-        if self.device != other.device:
-            raise ValueError(f"the contexts are on {self.device} and {other.device}; fit them on one device")
-        # with features one may tell d, the other the number of features
-        comparable = self.features is None or (self.key is None) == (other.key is None)
-        if self.sizes[1] != other.sizes[1] or (comparable and self.sizes != other.sizes):
-            raise ValueError(f"contexts of different (d, k) cannot be merged: {self.sizes} and {other.sizes}")
-        if self.constraints or other.constraints:
-            raise ValueError("merge the contexts first, then constrain the one that comes of it")
-        same_alpha = self.alpha.shape == other.alpha.shape and torch.equal(self.alpha, other.alpha)
-        same_intercept, bound = (
-            self.fits_intercept == other.fits_intercept,
-            "; pass the bound one: fit(..., {0}=first.{0})",
-        )
-        for name, same, told in (
-            ("covariance", self.covariance == other.covariance, f": {self.covariance}, {other.covariance}"),
-            ("intercept", same_intercept, f": {self.fits_intercept}, {other.fits_intercept}"),
-            ("alpha", same_alpha, "; fit both with the same, e.g. alpha=other.alpha"),
-            ("kernel", same_map(self.kernel, other.kernel), bound.format("kernel")),
-            ("features", same_map(self.features, other.features), bound.format("features")),
-        ):
-            if not same:
-                raise ValueError(f"contexts of different {name} cannot be merged{told}")
 
     def _need_sums(self, what: str) -> None:
         if callable(self.covariance):

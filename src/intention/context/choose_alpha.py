@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from intention._covariance import ON_KEYS, gain_of
+from intention._covariance import ON_KEYS, Covariance, gain_of
 from intention.context.by_points import ByPoints
 from intention.context.leave_one_out import residuals, stretch
 from intention.context.solved import Solved
@@ -24,13 +24,13 @@ def choose_alpha(fit: Solved, grid: Tensor | None) -> Tensor:
     Gradients flow to the member chosen, where it is a tensor. Of equal ones the first is taken. A member whose errors
     cannot be known (alpha = 0 or alpha = 1 of the convex covariance with fewer points than features) is not.
     """
-    if fit.rule.covariance not in ON_KEYS:
+    if fit.covariance not in ON_KEYS:
         raise ValueError("alpha by leave-one-out needs covariance 'ridge' or 'convex'; give a number")
     with torch.no_grad():
         spectral = _spectral(fit)
-        alphas = _default_grid(spectral, fit.rule.covariance == "convex") if grid is None else grid
-        count = fit.system.count if fit.rule.intercept else None
-        errors = _grid_errors(spectral, fit.wide[2], count, alphas, gain_of(alphas, fit.rule.covariance))
+        alphas = _default_grid(spectral.values, fit.wide[0].shape[-2], fit.covariance) if grid is None else grid
+        count = fit.system.count if fit.intercept else None
+        errors = _grid_errors(spectral, fit.wide[2], count, alphas, gain_of(alphas, fit.covariance))
         best = errors.nan_to_num(nan=torch.inf).argmin(-1, keepdim=True)
     candidates = alphas.expand(*best.shape[:-1], alphas.shape[-1])
     return candidates.gather(-1, best).squeeze(-1)
@@ -73,11 +73,11 @@ def _spectrum(matrix: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(finite[..., 0], values.clamp_min(0), torch.nan), vectors
 
 
-def _default_grid(fit: Spectral, convex: bool) -> Tensor:
-    rank = max(1, min(fit.rows.shape[-2], fit.values.shape[-1]))
-    mean = fit.values.sum(-1, keepdim=True) / rank
-    alphas = torch.where(mean > 0, mean, 1.0) * GRID.to(mean.device)
-    return alphas / (1 + alphas) if convex else alphas
+def _default_grid(values: Tensor, n: int, covariance: Covariance) -> Tensor:
+    rank = max(1, min(n, values.shape[-1]))
+    mean = values.sum(-1, keepdim=True) / rank
+    alphas = torch.where(mean > 0, mean, 1.0) * GRID.to(values.device)
+    return alphas / (1 + alphas) if covariance == "convex" else alphas
 
 
 def _grid_errors(

@@ -29,7 +29,7 @@ HELD = 1 << 22  # entries of copied keys, or of the matrices made of them, held 
 
 def leverage(fit: Solved) -> Tensor:
     """df_i / dv_i (..., N): w u, and w / n for the intercept"""
-    if not fit.rule.intercept:
+    if not fit.intercept:
         return fit.hat
     count, weight = fit.system.count, fit.wide[2]
     return fit.hat + (1.0 if weight is None else weight) / torch.where(count > 0, count, 1.0)[..., None]
@@ -48,11 +48,11 @@ def leave_one_out(fit: Solved) -> Tensor:
 
 def _by_features(fit: Solved, system: ByFeatures) -> tuple[Tensor, Tensor]:
     """e, and (..., N) the points whose closed form is not exact: leverages near 1, to the error of hat."""
-    (key, target, weight), gain, hat = fit.wide, fit.rule.gain, fit.hat
+    (key, target, weight), gain, hat = fit.wide, fit.gain, fit.hat
     w, mean_key, mean_value, report = fit.linear
     if mean_key is not None and mean_value is not None:
         key, target = key - mean_key, target - mean_value
-    count = system.count if fit.rule.intercept else None
+    count = system.count if fit.intercept else None
     shrunk = hat.detach() if gain is None else gain.detach()[..., None] * hat.detach()
     left = 1 - shrunk * stretch(weight, count, target).squeeze(-1)
     risky = ~(left > (1e5 * report.error).clamp(1e-6, 0.5)[..., None]) & torch.isfinite(shrunk)
@@ -113,14 +113,14 @@ def _refit(fit: Solved, out: Tensor, risky: Tensor) -> Tensor:
     key, value, weight = fit.points
     if fit.features is not None:
         key = fit.wide[0]  # features belong to leading dimensions that are flattened here
-    lead, n = checks.leading(fit=out.shape[:-2], alpha=fit.rule.alpha.shape), key.shape[-2]
+    lead, n = checks.leading(fit=out.shape[:-2], alpha=fit.alpha.shape), key.shape[-2]
 
     def flat(x: Tensor, *own: int) -> Tensor:
         return x.expand((*lead, *own)).reshape(-1, *own)
 
     key, value, out = (flat(x, *x.shape[-2:]) for x in (key, value, out))
     weight = flat(torch.ones_like(key[0, :, 0]) if weight is None else weight, n)
-    alpha, gain = flat(fit.rule.alpha), None if fit.rule.gain is None else flat(fit.rule.gain)
+    alpha = flat(fit.alpha)
     element, point = flat(risky, n).nonzero(as_tuple=True)
     errors = []
     step = max(1, HELD // (n * max(n, key.shape[-1])))
@@ -131,7 +131,7 @@ def _refit(fit: Solved, out: Tensor, risky: Tensor) -> Tensor:
             fit,
             points=(key[at], value[at], weight[at] * others),
             stats=None,
-            rule=fit.rule._replace(alpha=alpha[at], gain=None if gain is None else gain[at]),
+            alpha=alpha[at],
             kernel=None if fit.kernel is None else fit.kernel.take(lead, at),
             features=None,
             dtype=torch.float64,
