@@ -4,7 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # what the compiled kernels do, tested once more without them
-IN_TORCH := $(patsubst %,tests/test_%.py,values accuracy hard_fits transforms masks dtypes_and_devices causal streaming)
+IN_TORCH := $(patsubst %,tests/%.py,$(patsubst %,functional/test_%,values accuracy transforms masks dtypes_and_devices) \
+	context/test_hard_fits solve/causal/test_causal sequences/test_state)
 
 .PHONY: setup native reproduce test lint format docs bench fuzz clean
 
@@ -41,12 +42,12 @@ docs: $(STAMP)
 	$(BIN)/sphinx-build --fail-on-warning --keep-going -b html docs docs/_build/html
 
 bench: $(STAMP)
-	$(BIN)/python benchmarks/ops.py
-	$(BIN)/python benchmarks/context.py
-	$(BIN)/python benchmarks/modules.py
-	$(BIN)/python benchmarks/lab.py
-	$(BIN)/python benchmarks/images.py
-	$(BIN)/python benchmarks/causal.py
+	$(BIN)/python benchmarks/measure/ops.py
+	$(BIN)/python benchmarks/measure/context.py
+	$(BIN)/python benchmarks/measure/modules.py
+	$(BIN)/python benchmarks/measure/lab.py
+	$(BIN)/python benchmarks/measure/images.py
+	$(BIN)/python benchmarks/measure/causal.py
 
 fuzz: $(STAMP)
 	$(BIN)/python tests/fuzzing.py --count 5000

@@ -5,6 +5,8 @@ Shapes: query (..., M, d), key (..., N, d), value (..., N, k) -> (..., M, k); le
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -281,23 +283,53 @@ def sigma_intention(
     if found is None and solver == "auto" and not (queries_differ or estimated or intercept or dropout_p):
         found = fused(inputs, scale) if counted.keep is None and problem is None else None
     if found is None:
-        moved, keys, report = _transformed(call, is_causal, covariance, intercept, solver, scale)
-        moved, report, again = scored(moved, keys, report, solver, inputs)
-        if again:
-            call = call.double()
-            moved, keys, report = _transformed(call, is_causal, covariance, intercept, solver, scale)
-            moved, report, _ = scored(moved, keys, report, solver, call.inputs)
-        if is_causal and solver == "auto" and not compiling():
-            lost = rounding_of_alpha(moved, report, call.inputs)
-            if lost > SMALL_ROUNDING and key.shape[-2] <= FEW_TOKENS:  # each query by itself knows what it cannot see
-                moved, keys, report = _transformed(call, is_causal, covariance, intercept, solver, scale, each=True)
-            elif lost > TOLERATED:
-                warn_inaccurate(report._replace(error=torch.full_like(report.error, lost)))
-        if call.inputs.key.dtype != inputs.key.dtype:
-            report = narrowed(report, inputs.key.dtype)
-        found = counted_softmax(moved, keys, call.inputs.value, call.counted, dropout_p, is_causal), report
+        found = _softmax_of(call, is_causal, covariance, intercept, solver, scale, dropout_p)
     out, report = call.result(found[0]), found[1]
     return (out, call.report(report).told()) if return_info else out
+
+
+def _softmax_of(
+    call: Prepared,
+    is_causal: bool,
+    covariance: Covariance,
+    intercept: bool,
+    solver: str,
+    scale: float,
+    dropout_p: float,
+) -> tuple[Tensor, Report]:
+    """Transformed queries, then attention; in float64 where scores ask for it."""
+    options = (is_causal, covariance, intercept, solver, scale)
+    inputs = call.inputs
+    moved, keys, solved = _transformed(call, *options)
+    moved, report, again = scored(moved, keys, solved, solver, inputs)
+    if again and is_causal and (n := _first_tokens(inputs)):
+        # what no key has been seen of is q / alpha, whose rounding the scores of the first tokens feel
+        later = inputs._replace(query=inputs.query[..., n:, :])
+        _, told, again = scored(moved[..., n:, :], keys, solved, solver, later)
+        if not again:
+            first, hard = _softmax_of(call.first(n).double(), *options, dropout_p)
+            rest = counted_softmax(moved, keys, inputs.value, call.counted, dropout_p, True)[..., n:, :]
+            report = Report(*map(torch.fmax, narrowed(hard, moved.dtype), told))
+            return torch.cat([first.to(moved.dtype), rest], -2), report
+    if again:
+        call = call.double()
+        moved, keys, report = _transformed(call, *options)
+        moved, report, _ = scored(moved, keys, report, solver, call.inputs)
+    if is_causal and solver == "auto" and not compiling():
+        lost = rounding_of_alpha(moved, report, call.inputs)
+        if lost > SMALL_ROUNDING and keys.shape[-2] <= FEW_TOKENS:  # each query by itself knows what it cannot see
+            moved, keys, report = _transformed(call, *options, each=True)
+        elif lost > TOLERATED:
+            warn_inaccurate(report._replace(error=torch.full_like(report.error, lost)))
+    if call.inputs.key.dtype != inputs.key.dtype:
+        report = narrowed(report, inputs.key.dtype)
+    return counted_softmax(moved, keys, call.inputs.value, call.counted, dropout_p, is_causal), report
+
+
+def _first_tokens(inputs: layout.Inputs) -> int:
+    """Tokens after which keys that point everywhere have been seen from all sides; 0 where that is most of them."""
+    n = 32 * math.ceil(1.5 * inputs.key.shape[-1] / 32)
+    return n if 2 * n <= inputs.key.shape[-2] else 0
 
 
 def _transformed(

@@ -118,3 +118,13 @@ class Draw:
         if n and self.chance(0.9):
             weight[..., self.integer(0, n - 1)] = 1.0
         return weight
+
+
+def laid_out(x: Tensor, seed: int) -> Tensor:
+    """The same numbers as another storage may hold them: transposed, with gaps, or plainly."""
+    how = Draw(seed + 2 * 10**9).integer(0, 5)
+    if x.dim() < 2 or how > 1:
+        return x.clone()
+    if how == 0:
+        return x.mT.clone(memory_format=torch.contiguous_format).mT
+    return x.repeat_interleave(2, -1)[..., ::2]

@@ -162,7 +162,9 @@ def mean(x: Tensor, count: Tensor) -> Tensor:
     total = count.sum(-1)[..., None, None]
     share = count[..., None, :] / torch.where(total > 0, total, 1.0)
     first = share @ x
-    return first + share @ (x - first) * (total > 0)
+    # of no points it is 0, and jumps to the first that counts: a slope that no dtype holds
+    jump = 1e30 * (count - count.detach()).sum(-1)[..., None, None] * (total == 0)
+    return first + share @ (x - first) * (total > 0) + jump
 
 
 def deviations(key: Tensor, value: Tensor, count: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import intention
 from fuzz import oracle
-from fuzz.draw import Case, Draw, Tensors
+from fuzz.draw import Case, Draw, Tensors, laid_out
 
 FAMILIES = {"functional": 8, "causal": 4, "context": 4, "discriminant": 1, "heads": 2, "mixers": 2}  # shares of a round
 WRONG, CLOSE, UNDECIDED = 1e-3, 1e-5, 1e-5
@@ -39,16 +39,6 @@ def make_case(family: str, seed: int, grad: bool) -> Case:
     if draw.chance(0.5):  # which gradients are wanted decides what is computed
         case.leaves = tuple(x for x in case.leaves if draw.chance(0.4)) or case.leaves
     return case
-
-
-def laid_out(x: Tensor, seed: int) -> Tensor:
-    """The same numbers as another storage may hold them: transposed, with gaps, or plainly."""
-    how = Draw(seed + 2 * 10**9).integer(0, 5)
-    if x.dim() < 2 or how > 1:
-        return x.clone()
-    if how == 0:
-        return x.mT.clone(memory_format=torch.contiguous_format).mT
-    return x.repeat_interleave(2, -1)[..., ::2]
 
 
 def gap(got: Tensor, want: Tensor, size: Tensor | None = None, allowance: float = 0.0) -> float:

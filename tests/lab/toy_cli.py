@@ -11,7 +11,8 @@ from pathlib import Path
 from intention.lab import cli, experiments
 
 TOYS = {"toy": "lab.toy_experiment", "timing": "lab.toy_timing"}
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "COLUMNS": "100"}
+SEARCHED = filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")])
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(SEARCHED), "COLUMNS": "100"}
 
 
 def install(setattr_=setattr):

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import torch
 
+from intention.lab.core.train import Plan, train
 from intention.lab.experiments.base import Claim, Job, Measure, chooses, require
 from intention.lab.tasks import Episode
-from intention.lab.train import Plan, train
 
 TITLE = "A toy"
 PLACE = "nowhere"

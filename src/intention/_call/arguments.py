@@ -93,6 +93,14 @@ class Prepared(NamedTuple):
         inputs, counted = Inputs(*map(wide, self.inputs)), Counted(*map(wide, self.counted))
         return self._replace(inputs=inputs, counted=counted)
 
+    def first(self, n: int) -> Prepared:
+        """The same call of the first n queries and points."""
+        query, key, value, weight, alpha, gain = self.inputs
+        query, key, value = (x.narrow(-2, 0, n) for x in (query, key, value))
+        weight = None if weight is None else weight.narrow(-1, 0, n)
+        counted = Counted(*(None if x is None else x.narrow(-1, 0, n) for x in self.counted))
+        return self._replace(inputs=Inputs(query, key, value, weight, alpha, gain), counted=counted)
+
     def zeros(self) -> tuple[Tensor, Report]:
         """The answer without points (0), without queries or without columns (nothing)."""
         one = self.inputs.key.new_zeros(layout.context_lead(self.inputs))

@@ -121,13 +121,16 @@ def scored(moved: Tensor, key: Tensor, report: Report, solver: str, inputs: Inpu
     if compiling():  # a graph has one precision
         return torch.ops.intention.watched(moved, torch.fmax(error, lost.amax())), report, False
     largest = coarse = max(look(error).amax().item(), look(lost).amax().item())
+    slopes = None
     if not gradient_free(moved, key):  # the gradient of X is rounded before it is multiplied by Sigma^-1
-        eps = torch.finfo(moved.dtype).eps
-        coarse = max(coarse, GRADIENTS * eps * look(report.condition).amax().item())
-        coarse = max(coarse, rounding_of_alpha(moved, report, inputs))
+        slopes = GRADIENTS * torch.finfo(moved.dtype).eps * look(report.condition)
+        coarse = max(coarse, slopes.amax().item(), rounding_of_alpha(moved, report, inputs))
     if coarse > SMALL_ROUNDING and moved.dtype != torch.float64 and has_float64(moved.device):
         return moved, report, True
-    if largest > TOLERATED:
+    if slopes is not None and slopes.amax().item() > TOLERATED:  # values may be right where gradients are not
+        report = report._replace(error=torch.fmax(report.error, slopes.to(report.error)))
+        largest = max(largest, TOLERATED)
+    if largest >= TOLERATED:
         warn_inaccurate(Report(*(look(x) for x in report)))
     return moved, report, False
 

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from intention.lab import data
+from intention.lab.core.files import LabError
 from intention.lab.data import convert, download, fetch
-from intention.lab.files import LabError
 
 
 class Server(ThreadingHTTPServer):

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from intention.lab import data
-from intention.lab.files import LabError
+from intention.lab.core.files import LabError
 
 
 def picture(path, colour=(10, 20, 30), size=(7, 5), mode="RGB"):

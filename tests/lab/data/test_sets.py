@@ -9,9 +9,9 @@ import torch
 from PIL import Image, ImageFont
 
 from intention.lab import data
+from intention.lab.core.files import LabError
 from intention.lab.data import glyphs, images, named
 from intention.lab.data.arrays import write_npz
-from intention.lab.files import LabError
 
 REAL = pytest.mark.skipif(not os.environ.get("INTENTION_DATA"), reason="INTENTION_DATA does not point to real data")
 

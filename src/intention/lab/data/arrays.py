@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from intention.lab.core.files import LabError, write_whole
 from intention.lab.data.images import resize
 from intention.lab.data.kinds import PARTS, Data, Labelled, take_classes
-from intention.lab.files import LabError, write_whole
 
-Arrays = Mapping[str, Any]
+Arrays = Mapping[str, np.ndarray]
+Pair = tuple[np.ndarray, np.ndarray]  # x and y
 
 
 def read_npz(path: Path, name: str, size: int | None) -> Data:
@@ -63,7 +64,7 @@ def write_npz(path: Path, **arrays: Any) -> None:
 def _arrays(path: Path) -> Arrays:
     try:
         with path.open("rb") as stream:
-            file: Any = np.load(stream, allow_pickle=False)
+            file = np.load(stream, allow_pickle=False)
             if isinstance(file, np.ndarray):
                 raise LabError(f"{path} is a single array; save x and y together with numpy.savez(file, x=x, y=y)")
             return {key: file[key] for key in file.files}
@@ -76,7 +77,7 @@ def _arrays(path: Path) -> Arrays:
         raise LabError(f"cannot read {path}: {error}; save it again with numpy.savez(file, x=x, y=y)") from error
 
 
-def _pairs(path: Path, arrays: Arrays) -> dict[str, tuple[Any, Any]]:
+def _pairs(path: Path, arrays: Arrays) -> dict[str, Pair]:
     """x and y of each part, of equal length."""
     found = [part for part in PARTS if f"{part}_x" in arrays or f"{part}_y" in arrays]
     if "x" in arrays or "y" in arrays:
@@ -106,7 +107,7 @@ def _need(path: Path, arrays: Arrays, *keys: str) -> None:
         raise LabError(f"{path} has no {missing[0]!r}, only {sorted(arrays)}; add it with numpy.savez")
 
 
-def _parted(path: Path, arrays: Arrays) -> dict[str, tuple[Any, Any]]:
+def _parted(path: Path, arrays: Arrays) -> dict[str, Pair]:
     part = arrays["part"].astype(str)
     if part.shape != arrays["y"].shape or part.shape != arrays["x"].shape[:1]:
         raise LabError(
@@ -118,7 +119,7 @@ def _parted(path: Path, arrays: Arrays) -> dict[str, tuple[Any, Any]]:
     return {name: (arrays["x"][part == name], arrays["y"][part == name]) for name in PARTS if (part == name).any()}
 
 
-def _names(path: Path, arrays: Arrays, pairs: Mapping[str, tuple[Any, Any]]) -> tuple[str, ...]:
+def _names(path: Path, arrays: Arrays, pairs: Mapping[str, Pair]) -> tuple[str, ...]:
     """All classes: those given, or the labels that occur."""
     kinds = {"text" if y.dtype.kind in "US" else y.dtype.kind for _, y in pairs.values()}
     if not kinds <= {"i", "u"} and kinds != {"text"}:
@@ -136,11 +137,11 @@ def _names(path: Path, arrays: Arrays, pairs: Mapping[str, tuple[Any, Any]]) -> 
     return names
 
 
-def _text(label: Any) -> str:
+def _text(label: object) -> str:
     return label.decode("utf-8", "replace") if isinstance(label, bytes) else str(label)
 
 
-def _numbers(path: Path, key: str, y: Any, names: tuple[str, ...], given: bool) -> torch.Tensor:
+def _numbers(path: Path, key: str, y: np.ndarray, names: tuple[str, ...], given: bool) -> torch.Tensor:
     """Labels as indices into `names`. Where classes are given, integers are these already."""
     labels, inverse = np.unique(y, return_inverse=True)
     if given and y.dtype.kind in "iu":
@@ -156,7 +157,7 @@ def _numbers(path: Path, key: str, y: Any, names: tuple[str, ...], given: bool) 
     return torch.from_numpy(np.asarray(indexes, dtype=np.int64)[inverse.reshape(-1)])
 
 
-def _values(path: Path, key: str, x: Any) -> torch.Tensor:
+def _values(path: Path, key: str, x: np.ndarray) -> torch.Tensor:
     if x.ndim == 2 and x.dtype.kind in "iuf":
         with np.errstate(over="ignore"):  # what is too large is told below
             features = torch.from_numpy(x.astype(np.float32))
@@ -184,9 +185,9 @@ def _wide_enough(path: Path, key: str, x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-def _key(pairs: Mapping[str, Any], part: str, name: str) -> str:
+def _key(pairs: Mapping[str, Pair], part: str, name: str) -> str:
     return name if tuple(pairs) == ("train",) else f"{part}_{name}"
 
 
-def _shapes(pairs: Mapping[str, tuple[Any, Any]]) -> str:
+def _shapes(pairs: Mapping[str, Pair]) -> str:
     return ", ".join(f"{part} {x.dtype} {x.shape}" for part, (x, _) in pairs.items())

@@ -7,16 +7,16 @@ import os
 import pickle
 import shutil
 import tarfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import NoReturn
 
 import numpy as np
 
+from intention.lab.core.files import LabError
 from intention.lab.data.arrays import write_npz
 from intention.lab.data.images import SHEET, resize_arrays, write_sheet
 from intention.lab.data.kinds import PARTS
-from intention.lab.files import LabError
 
 
 def mnist(files: Sequence[Path], place: Path) -> None:
@@ -40,7 +40,7 @@ def cifar100(files: Sequence[Path], place: Path) -> None:
     try:
         with tarfile.open(files[0], "r:gz") as tar:
             content = {name: _member(tar, f"cifar-100-binary/{name}") for name in _CIFAR}
-        arrays: dict[str, Any] = {"classes": np.array(content["fine_label_names.txt"].decode().split())}
+        arrays: dict[str, np.ndarray] = {"classes": np.array(content["fine_label_names.txt"].decode().split())}
         for part in ("train", "test"):
             # each image: a coarse label, a fine label, 32 x 32 of red, of green and of blue
             rows = np.frombuffer(content[f"{part}.bin"], np.uint8).reshape(-1, 2 + 3 * 32 * 32)
@@ -101,7 +101,7 @@ def read_cache(path: Path) -> tuple[np.ndarray, Mapping[str, list[int]]]:
 class _Array:
     """Stands for a numpy array of bytes in a pickle. Nothing of numpy is called with values of the file but reshape."""
 
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
+    def __setstate__(self, state: tuple[object, tuple[int, ...], object, bool, object]) -> None:
         _, shape, kind, fortran, content = state
         if not isinstance(kind, _Kind) or fortran or not isinstance(content, (bytes, str)):
             raise ValueError("an array in it is not of bytes in C order")
@@ -112,15 +112,15 @@ class _Array:
 class _Kind:
     """Stands for numpy.dtype, of which only bytes are known."""
 
-    def __init__(self, name: str, *rest: Any) -> None:
+    def __init__(self, name: str, *rest: object) -> None:
         if name != "u1":
             raise ValueError(f"an array in it has the type {name!r}, not bytes")
 
-    def __setstate__(self, state: Any) -> None:
+    def __setstate__(self, state: object) -> None:
         pass
 
 
-def _array(*ignored: Any) -> _Array:
+def _array(*ignored: object) -> _Array:
     return _Array()
 
 
@@ -134,7 +134,7 @@ def _encode(text: str, encoding: str) -> bytes:
 class _Plain(pickle.Unpickler):
     """Reads dicts, lists, numbers, texts and arrays of bytes. All else, above all any function, is refused."""
 
-    KNOWN: Mapping[tuple[str, str], Any] = {
+    KNOWN: Mapping[tuple[str, str], Callable[..., object]] = {
         ("numpy.core.multiarray", "_reconstruct"): _array,
         ("numpy._core.multiarray", "_reconstruct"): _array,
         ("numpy", "ndarray"): _Array,
@@ -144,10 +144,10 @@ class _Plain(pickle.Unpickler):
         ("__builtin__", "xrange"): range,
     }
 
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> Callable[..., object]:
         if (module, name) not in self.KNOWN:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}, which data has no need of")
         return self.KNOWN[module, name]
 
-    def persistent_load(self, pid: Any) -> Any:
+    def persistent_load(self, pid: object) -> NoReturn:
         raise pickle.UnpicklingError("it refers to objects outside of the file")

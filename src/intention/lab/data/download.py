@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import requests
 
@@ -24,7 +23,7 @@ class Resuming:
     def __init__(self, file: Path) -> None:
         self.part = file.with_name(f"{file.name}.part")
 
-    def __call__(self, url: str, output_file: str, pooch: Any) -> None:
+    def __call__(self, url: str, output_file: str, pooch: object) -> None:
         start = self.part.stat().st_size if self.part.exists() else 0
         response = _ask(url, start)
         span, _, whole = response.headers.get("Content-Range", "").removeprefix("bytes ").partition("/")

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from intention.lab.core.files import LabError
 from intention.lab.data import convert
 from intention.lab.data.named import NAMES, folder, place, present
-from intention.lab.files import LabError
 
 
 @dataclass(frozen=True)

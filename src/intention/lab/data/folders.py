@@ -6,10 +6,10 @@ from pathlib import Path
 
 import torch
 
+from intention.lab.core.files import LabError
 from intention.lab.data.arrays import assemble
 from intention.lab.data.images import SUFFIXES, stack
 from intention.lab.data.kinds import PARTS, Data, Labelled
-from intention.lab.files import LabError
 
 
 def read_folder(path: Path, name: str, size: int | None) -> Data:

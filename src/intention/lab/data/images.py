@@ -6,13 +6,17 @@ import io
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from intention.lab.files import LabError, write_whole
+from intention.lab.core.files import LabError, write_whole
+
+if TYPE_CHECKING:
+    from PIL import Image
+
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 SHEET = (24, 25, 28)  # rows, columns and size of the images of a sheet
@@ -25,11 +29,11 @@ def resize(x: Tensor, size: int | None) -> Tensor:
     return torch.from_numpy(resize_arrays(x.numpy(), size))
 
 
-def resize_arrays(x: Any, size: int) -> Any:
+def resize_arrays(x: np.ndarray, size: int) -> np.ndarray:
     return np.stack([scaled(_to_image(image), size) for image in x])
 
 
-def scaled(image: Any, size: int | None) -> Any:
+def scaled(image: Image.Image, size: int | None) -> np.ndarray:
     """An image as an array (h, w, c)."""
     from PIL import Image
 
@@ -39,13 +43,13 @@ def scaled(image: Any, size: int | None) -> Any:
     return array[..., None] if array.ndim == 2 else array
 
 
-def _to_image(array: Any) -> Any:
+def _to_image(array: np.ndarray) -> Image.Image:
     from PIL import Image
 
     return Image.fromarray(array[..., 0] if array.shape[2] == 1 else array)
 
 
-def open_image(path: Path) -> Any:
+def open_image(path: Path) -> Image.Image:
     """An image in mode L or RGB, upright; what is transparent becomes white."""
     from PIL import Image, ImageOps
 
@@ -58,7 +62,7 @@ def open_image(path: Path) -> Any:
         raise LabError(f"cannot read the image {path}: {error}; replace it or take it away") from error
 
 
-def _plain(image: Any) -> Any:
+def _plain(image: Image.Image) -> Image.Image:
     from PIL import Image
 
     if image.mode.startswith("I;16"):
@@ -97,7 +101,7 @@ def read_sheet(path: Path) -> Tensor:
     return torch.from_numpy(tiles.reshape(rows * columns, size, size, 3))
 
 
-def write_sheet(path: Path, images: Any) -> None:
+def write_sheet(path: Path, images: np.ndarray) -> None:
     """The inverse of read_sheet: an array (600, 28, 28, 3) of uint8 as a lossless webp."""
     rows, columns, size = SHEET
     tiles = np.asarray(images).reshape(rows, columns, size, size, 3).swapaxes(1, 2)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from intention.lab.files import LabError
+from intention.lab.core.files import LabError
 
 PARTS = ("train", "val", "test")
 

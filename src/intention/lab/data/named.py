@@ -9,11 +9,11 @@ from pathlib import Path
 
 import torch
 
+from intention.lab.core.files import LabError
 from intention.lab.data.arrays import read_npz
 from intention.lab.data.folders import read_folder
 from intention.lab.data.images import read_sheet, resize
 from intention.lab.data.kinds import PARTS, Data, Labelled
-from intention.lab.files import LabError
 
 BUILT_IN = "built-in"
 # what lies where in the data folder

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib
+from typing import Any
 
+from intention.lab.core.files import LabError
 from intention.lab.experiments.base import Experiment
-from intention.lab.files import LabError
 
 NAMES = (
     "computations_2d",
@@ -31,4 +32,5 @@ OURS = ("in_context", "recall", "text")  # the paper does not have them
 def find(name: str) -> Experiment:
     if name not in NAMES:
         raise LabError(f"there is no experiment {name!r}; there are {', '.join(NAMES)}")
-    return importlib.import_module(f"intention.lab.experiments.{name}")  # type: ignore[return-value]
+    module: Any = importlib.import_module(f"intention.lab.experiments.{name}")
+    return module

@@ -1,17 +1,23 @@
-"""What an experiment is: a file with a frozen Config, presets, runs that stand alone, and readers of their rows."""
+"""What an experiment is: a folder with a frozen Config, presets, runs that stand alone, and readers of their rows."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from intention.lab.place import Place
-from intention.lab.results import Row
+from intention.lab.core.place import Place
+from intention.lab.core.results import Json, Row
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+T = TypeVar("T")
 PRESETS = ("quick", "standard", "paper")
 
 # Colours of the report; they can be told apart on white, on black and by the colour-blind.
@@ -76,7 +82,7 @@ def label(model: str) -> str:
     return LABELS.get(model, model.replace("_", " "))
 
 
-def chooses(default: Any) -> Any:
+def chooses(default: T) -> T:
     """A field of a Config that says which runs there are, and changes none of them (models, seeds, sizes)."""
     return field(default=default, metadata={"chooses": True})
 
@@ -96,6 +102,21 @@ class Net:
 
 
 @dataclass(frozen=True)
+class MamlNet:
+    """The network, and the gradient steps that it takes on each context."""
+
+    layers: tuple[int, ...] = (128, 128, 128, 128, 1)
+    inner_steps: int = 3
+    inner_rate: float = 0.01
+    learning_rate: float = 3e-3
+
+    def __post_init__(self) -> None:
+        require(all(size > 0 for size in self.layers), f"sizes must be positive, got {self.layers}")
+        require(self.inner_steps >= 0, f"inner_steps must be at least 0, got {self.inner_steps}")
+        require(0 <= self.inner_rate < math.inf, f"inner_rate must be >= 0 and finite, got {self.inner_rate}")
+
+
+@dataclass(frozen=True)
 class Job:
     """One run: the smallest piece of an experiment that is repeated, resumed or sent to another machine.
 
@@ -106,7 +127,7 @@ class Job:
     config: Any
     model: str
     seed: int
-    at: Mapping[str, Any] = field(default_factory=dict)
+    at: Json = field(default_factory=dict)
 
     @property
     def id(self) -> str:
@@ -116,17 +137,20 @@ class Job:
         return "-".join([*words, hashlib.sha256(used.encode()).hexdigest()[:8]])
 
 
-def relevant(config: Any, model: str) -> dict[str, Any]:
+def relevant(config: Any, model: str) -> Json:
     """The fields that a run of this model depends on: not what chooses runs, not the sizes of other models.
 
     A field whose value is a dataclass belongs to the model of its name.
     """
-    kept: dict[str, Any] = {}
+    kept: Json = {}
     for item in dataclasses.fields(config):
         value = getattr(config, item.name)
-        foreign = dataclasses.is_dataclass(value) and item.name != model
-        if not foreign and not item.metadata.get("chooses"):
-            kept[item.name] = dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value  # type: ignore[arg-type]
+        if item.metadata.get("chooses"):
+            continue
+        if not dataclasses.is_dataclass(value):
+            kept[item.name] = value
+        elif item.name == model and not isinstance(value, type):
+            kept[item.name] = dataclasses.asdict(value)
     return kept
 
 
@@ -141,7 +165,7 @@ class Measure:
     value: float | None
     x: float | None = None
     interval: tuple[float, float] | None = None
-    data: dict[str, Any] | None = None
+    data: Json | None = None
     model: str | None = None
 
 
@@ -168,12 +192,12 @@ class Plot:
 
     title: str
     caption: str
-    draw: Callable[[], Any] | None = None
+    draw: Callable[[], Figure] | None = None
     table: Sequence[Sequence[str]] | None = None
 
 
 class Experiment(Protocol):
-    """What each file of this folder offers."""
+    """What each folder here offers."""
 
     __name__: str
     TITLE: str

@@ -8,17 +8,27 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
+from intention.lab.core.results import Estimate, Row, estimate, estimate_log
 from intention.lab.experiments.base import label
-from intention.lab.models.references import LABELS
-from intention.lab.results import Estimate, Row, estimate, estimate_log
 
 UNTESTED = "not tested at this size"
+CLOSED_FORMS = {
+    "zero": "predicting the mean",
+    "ridge_raw": "ridge on raw features",
+    "trilateration": "trilateration",
+    "intention_exact": "Intention with intercept, untrained",
+    "affine": "affine least squares",
+    "umeyama": "Umeyama",
+    "ridge": "exact ridge",
+    "counted_pairs": "counted pairs of characters",
+}
+
 Found = dict[str, dict[int, float]]  # model -> seed -> error
 
 
 def named(model: str) -> str:
     """A model or a closed form, as people read it."""
-    return LABELS.get(model) or label(model)
+    return CLOSED_FORMS.get(model) or label(model)
 
 
 def by_model(rows: Iterable[Row]) -> Found:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from intention.lab.experiments.base import COLOURS, require
-from intention.lab.experiments.compare import named
-from intention.lab.results import Row, estimate, select
-from intention.lab.train import Plan
+from intention.lab.core.results import Row
+from intention.lab.core.train import Plan
+from intention.lab.experiments.base import require
 
+MIXERS = ("intention", "sigma_intention", "attention", "linear_attention", "delta")
 WHERE = "our own line"
 OURS = "not in the paper"
 
@@ -54,22 +53,3 @@ def at_most(mean: float, high: float, bound: float) -> str:
     if high <= bound:
         return "holds"
     return "partly" if mean <= bound else "does not hold"
-
-
-def line(axis: Any, model: str, lines: Mapping[int, Sequence[tuple[float, float]]], **style: Any) -> None:
-    """One line per seed, thin, and the mean over seeds, thick; a value that is not finite leaves a gap."""
-    look = {"color": COLOURS.get(model, "black"), **style}
-    for points in lines.values():
-        axis.plot(*zip(*points, strict=True), linewidth=0.5, alpha=0.5, **look)
-    over = sorted({x for points in lines.values() for x, _ in points})
-    by_place = [[y for points in lines.values() for at, y in points if at == x] for x in over]
-    axis.plot(over, [estimate(values).mean for values in by_place], linewidth=1.8, label=named(model), **look)
-
-
-def history(rows: Sequence[Row], metric: str) -> dict[str, dict[int, list[tuple[float, float]]]]:
-    """model -> seed -> (step, value) in order."""
-    found: dict[str, dict[int, list[tuple[float, float]]]] = {}
-    for row in sorted(select(rows, metric=metric), key=lambda row: row.x or 0.0):
-        value = math.nan if row.value is None else row.value
-        found.setdefault(row.model, {}).setdefault(row.seed, []).append((row.x or 0.0, value))
-    return found

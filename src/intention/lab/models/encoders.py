@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as nnf
 
-from intention.lab.files import LabError, write_whole
+from intention.lab.core.files import LabError, write_whole
 
 MEAN, SPREAD = 0.45, 0.27  # of natural images in [0, 1], about
 SLOPE = 0.1  # of ResNet-12's leaky ReLU
@@ -67,10 +67,15 @@ class Conv4(Encoder):
         inside = (channels, width, width, width)
         self.blocks = nn.Sequential(*(_block(each, width, running, round_up) for each in inside))
         self.d = width * (-(-size // 16) if round_up else size // 16) ** 2
-        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        _channels_last(self)
 
     def features(self, x: Tensor) -> Tensor:
         return self.blocks(x).flatten(1)
+
+
+def _channels_last(module: Any) -> None:
+    """The weights stay what they are, in another order of the memory. torch's own types leave this form of `to` out."""
+    module.to(memory_format=torch.channels_last)
 
 
 def _block(inside: int, outside: int, running: bool, round_up: bool) -> nn.Module:
@@ -100,7 +105,7 @@ class ResNet12(Encoder):
         drops = (0.0, 0.0, dropblock, dropblock)
         self.blocks = nn.Sequential(*(Residual(sizes[i], sizes[i + 1], drops[i]) for i in range(4)))
         self.d = 8 * width
-        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        _channels_last(self)
 
     def features(self, x: Tensor) -> Tensor:
         return self.blocks(x).mean((-2, -1))
@@ -135,9 +140,23 @@ def drop_squares(x: Tensor, share: float, edge: int = 3) -> Tensor:
     return x * (kept * (kept.numel() / kept.sum().clamp(min=1))).to(x.dtype)
 
 
-def build(kind: str, size: int, channels: int, width: int, precision: str = "float32", **more: Any) -> Encoder:
-    make = {"conv4": Conv4, "resnet12": ResNet12}
-    return make[kind](size, channels, width, precision, **more)
+def build(
+    kind: str,
+    size: int,
+    channels: int,
+    width: int,
+    precision: str = "float32",
+    *,
+    running: bool = True,
+    round_up: bool = False,
+    dropblock: float = 0.0,
+) -> Encoder:
+    """An encoder by its name; the first two options are Conv4's, the last one is ResNet-12's."""
+    if kind == "conv4":
+        return Conv4(size, channels, width, precision, running, round_up)
+    if kind == "resnet12":
+        return ResNet12(size, channels, width, precision, dropblock)
+    raise ValueError(f"there is no encoder {kind!r}; there are {', '.join(KINDS)}")
 
 
 def save_encoder(path: Path, encoder: Encoder) -> None:
@@ -160,8 +179,8 @@ def load_encoder(path: Path) -> Encoder:
             tensors = {name: file.get_tensor(name) for name in names}
         if about["kind"] not in KINDS:
             raise ValueError(f"its kind is {about['kind']!r}, not one of {KINDS}")
-        more: dict[str, Any] = {"round_up": True} if about.get("round_up") else {}
-        encoder = build(about["kind"], int(about["size"]), int(about["channels"]), int(about["width"]), **more)
+        size, channels, width = (int(about[name]) for name in ("size", "channels", "width"))
+        encoder = build(about["kind"], size, channels, width, round_up=bool(about.get("round_up")))
         encoder.load_state_dict(tensors)
     except OSError as error:
         raise LabError(f"cannot read the encoder {path}: {error}") from error

@@ -18,7 +18,7 @@ class Maml(nn.Module):
     The gradient of a linear layer is D'A: its inputs A (N, in) and the slopes D (N, out) of its outputs at the N points
     of the context. So after some steps the weights of a task are W - rate D'A, with the points of all steps below one
     another, and on the few points of a context x W' - rate (x A') D needs no matrix of its own for each task.
-    `torch.func` gives the same numbers (a test holds them equal) and takes longer (benchmarks/lab.py).
+    `torch.func` gives the same numbers (a test holds them equal) and takes longer (benchmarks/measure/lab.py).
     """
 
     def __init__(self, d: int, sizes: tuple[int, ...], steps: int, rate: float) -> None:

@@ -7,16 +7,16 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from intention.lab.core.results import Json, Row
 from intention.lab.experiments.base import Experiment
-from intention.lab.results import Row
-from intention.lab.runner import finished
+from intention.lab.run.runner import finished
 
 
 class Chosen(NamedTuple):
     """The rows that a section shows, and what it must say about them."""
 
     rows: list[Row]
-    config: dict[str, Any]
+    config: Json
     complete: bool | None  # whether every run of the config is there; None: cannot be told
     other_config: int  # rows left out because their config differs
     repeated: int  # rows left out because the same run was made again later
@@ -32,7 +32,7 @@ def choose(experiment: Experiment, rows: Sequence[Row]) -> Chosen:
     fresh = last_of_each_run(rows)
     choosing = {item.name for item in dataclasses.fields(experiment.Config) if item.metadata.get("chooses")}
     choosing.discard("data")  # it chooses runs, but those on different data never belong together
-    configs: dict[str, dict[str, Any]] = {}  # the most recent first
+    configs: dict[str, Json] = {}  # the most recent first
     for row in reversed(fresh):
         configs.setdefault(json.dumps(_without(row.config, choosing), sort_keys=True), row.config)
     candidates = [(config, _rows_of(config, fresh, choosing)) for config in configs.values()]
@@ -56,7 +56,7 @@ def last_of_each_run(rows: Iterable[Row]) -> list[Row]:
     return [row for block in blocks.values() for row in block]
 
 
-def is_complete(experiment: Experiment, config: Mapping[str, Any], rows: Iterable[Row]) -> bool | None:
+def is_complete(experiment: Experiment, config: Json, rows: Iterable[Row]) -> bool | None:
     """Whether every run that this config asks for is there with all its rows.
 
     None if its runs are not known: a config of another version of the package, a file that it names is gone.
@@ -78,17 +78,17 @@ def rebuild(like: Any, values: Mapping[str, Any]) -> Any:
     return dataclasses.replace(like, **{name: _restore(getattr(like, name), value) for name, value in values.items()})
 
 
-def _restore(like: Any, value: Any) -> Any:
+def _restore(like: object, value: object) -> Any:
     if dataclasses.is_dataclass(like) and isinstance(value, Mapping):
         return rebuild(like, value)
     return tuple(_restore(None, item) for item in value) if isinstance(value, list) else value
 
 
-def _rows_of(config: Mapping[str, Any], rows: Iterable[Row], choosing: set[str]) -> list[Row]:
+def _rows_of(config: Json, rows: Iterable[Row], choosing: set[str]) -> list[Row]:
     return [row for row in rows if own(row.config, _owner(row), choosing) == own(config, _owner(row), choosing)]
 
 
-def own(config: Mapping[str, Any], model: str, choosing: set[str]) -> str:
+def own(config: Json, model: str, choosing: set[str]) -> str:
     """What a run of this model depends on, as `base.relevant` says it of a Config."""
     kept = _without(config, choosing)
     kept = {name: value for name, value in kept.items() if name == model or not isinstance(value, Mapping)}
@@ -100,7 +100,7 @@ def _owner(row: Row) -> str:
     return row.run.split("-", 1)[0]
 
 
-def _without(config: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
+def _without(config: Json, names: set[str]) -> Json:
     return {name: value for name, value in config.items() if name not in names}
 
 

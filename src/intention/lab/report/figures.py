@@ -6,10 +6,14 @@ import io
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from matplotlib.typing import RcKeyType
 
 SVG, XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
-STYLE: dict[str, Any] = {
+STYLE: dict[RcKeyType, Any] = {
     "svg.fonttype": "none",
     "font.size": 10.5,
     "axes.titlesize": 11,
@@ -29,14 +33,14 @@ _COLOURS = ((re.compile(r"#000000\b"), "currentColor"), (re.compile(r"#ffffff\b"
 _FAMILY = re.compile(r"('[^']*'|\"[^\"]*\"|[\w-]+)(, *('[^']*'|\"[^\"]*\"|[\w-]+))*$")
 
 
-def to_svg(draw: Callable[[], Any], name: str, title: str) -> str:
+def to_svg(draw: Callable[[], Figure], name: str, title: str) -> str:
     """What `draw` draws, as an <svg> element. `name` begins all its ids, `title` is read to those who cannot see it."""
     import matplotlib
 
     buffer = io.BytesIO()
     with matplotlib.rc_context():
         matplotlib.rcdefaults()  # the same bytes whatever the user's matplotlibrc says
-        matplotlib.rcParams.update({**STYLE, "svg.hashsalt": name})  # type: ignore[arg-type]
+        matplotlib.rcParams.update({**STYLE, "svg.hashsalt": name})
         draw().savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     root = ET.fromstring(buffer.getvalue())
     for parent in list(root.iter()):

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
+from intention.lab.core.results import Json
 from intention.lab.report.sections import Section, duration
 from intention.lab.report.text import markdown_table, to_markdown
 
 CLAIM_HEAD = ("Claim of the paper", "Where", "Measured here, 95% interval", "Verdict")
 
 
-def to_report(page: Mapping[str, Any]) -> str:
+def to_report(page: Json) -> str:
     """`page` is what the HTML template gets."""
     parts = [f"# {page['title']}\n", _facts(page["facts"])]
     if page["problems"]:

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from intention.lab import appendix, experiments
+from intention.lab import experiments
+from intention.lab.core.files import LabError, write_whole
+from intention.lab.core.results import Json, Row, read_folder
 from intention.lab.experiments.base import VERDICTS
-from intention.lab.files import LabError, write_whole
+from intention.lab.paper import appendix
 from intention.lab.report.figures import standalone
 from intention.lab.report.markdown import CLAIM_HEAD, to_report
 from intention.lab.report.search import is_search, read_search, searches
 from intention.lab.report.sections import Section, duration, joined, section
 from intention.lab.report.text import inline, to_csv, to_html
-from intention.lab.results import Row, read_folder
-from intention.lab.search import FOLDER as SEARCHED
+from intention.lab.run.search import FOLDER as SEARCHED
 
 TITLE = "Intention: the paper's experiments, repeated"
 
@@ -64,7 +65,7 @@ def _searched(rows: Sequence[Row], search: Path | None) -> list[Row]:
     return [*filter(is_search, rows), *(row for row in read_search(search) if row.experiment in shown)]
 
 
-def _page(rows: Sequence[Row], tried: Sequence[Row]) -> dict[str, Any]:
+def _page(rows: Sequence[Row], tried: Sequence[Row]) -> Json:
     """All that the templates show."""
     by_name: dict[str, list[Row]] = {}
     for row in rows:
@@ -96,7 +97,7 @@ def _facts(sections: Sequence[Section]) -> list[tuple[str, str]]:
     ]
 
 
-def _html(page: Mapping[str, Any]) -> str:
+def _html(page: Json) -> str:
     files = resources.files("intention.lab.report")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters.update(markdown=to_html, inline=inline, duration=duration, safe_svg=Markup)
@@ -116,7 +117,7 @@ def _rows_csv(rows: Sequence[Row]) -> str:
     return to_csv((*head, *last), [[*_cells(row)] for row in rows])
 
 
-def _cells(row: Row) -> tuple[Any, ...]:
+def _cells(row: Row) -> tuple[object, ...]:
     low, high = row.interval or (None, None)
     return (
         *(row.experiment, row.run, row.preset, row.model, row.seed, row.metric, row.x, row.value, low, high),

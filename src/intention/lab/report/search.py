@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from intention.lab.core.results import Json, Row, estimate, read
 from intention.lab.experiments.base import label
-from intention.lab.results import Row, estimate, read
 
 METRICS = ("search", "search_score")
 
@@ -74,7 +74,7 @@ def _is_chosen(row: Row) -> bool:
     return bool((row.data or {}).get("chosen"))
 
 
-def _options(data: dict[str, Any] | None) -> str:
+def _options(data: Json | None) -> str:
     options = (data or {}).get("options")
     if not isinstance(options, dict):
         return json.dumps(options)

@@ -7,13 +7,15 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 from intention.lab import experiments
+from intention.lab.core.results import Row
 from intention.lab.experiments.base import Claim, Experiment, Plot, data_name, label
 from intention.lab.report.choose import Chosen, choose
 from intention.lab.report.figures import to_svg
-from intention.lab.results import Row
+
+T = TypeVar("T")
 
 
 class Drawn(NamedTuple):
@@ -84,7 +86,7 @@ def section(name: str, rows: Sequence[Row]) -> Section:
     return out
 
 
-def _attempt(problems: list[str], what: str, action: Callable[[], Any]) -> Any:
+def _attempt(problems: list[str], what: str, action: Callable[[], T]) -> T | None:
     """An experiment that raises must not cost the others their report."""
     try:
         return action()
@@ -178,7 +180,7 @@ def spans(seeds: Iterable[int]) -> str:
     return ", ".join(str(part[0]) if len(part) == 1 else f"{part[0]}–{part[-1]}" for part in parts)
 
 
-def _settings(config: Mapping[str, Any], experiment: Experiment) -> list[Setting]:
+def _settings(config: Mapping[str, object], experiment: Experiment) -> list[Setting]:
     """Every field, beside the paper preset's, so that a reader sees what was reduced."""
     ours, paper = _flat(config), _flat(dataclasses.asdict(experiment.PRESETS["paper"]))
     names = list(dict.fromkeys([*paper, *ours]))
@@ -187,7 +189,7 @@ def _settings(config: Mapping[str, Any], experiment: Experiment) -> list[Setting
     ]
 
 
-def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+def _flat(config: Mapping[str, object], prefix: str = "") -> dict[str, str]:
     """{"net": {"heads": 5}} to {"net.heads": "5"}; lists and tuples look the same."""
     out: dict[str, str] = {}
     for name, value in config.items():
@@ -198,7 +200,7 @@ def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     return out
 
 
-def _show(value: Any) -> str:
+def _show(value: object) -> str:
     if isinstance(value, list | tuple):
         return (
             ", ".join(f"({_show(item)})" if isinstance(item, list | tuple) else _show(item) for item in value) or "none"

@@ -35,6 +35,7 @@ from intention.solve.doors import (
     scatter_batch,
     unobserved,
 )
+from intention.solve.factor import inverse_of_lower
 from intention.solve.ladder import (
     QR,
     SEQUENCE_ERROR,
@@ -272,19 +273,32 @@ def pull_first(grad: Tensor, nine: Nine, way: Tensor, transposed: bool, hidden: 
 
 
 def _lost(found: Nine, nine: Nine) -> Tensor:
-    """Where alpha's gradient, sum z_t r_t, may have lost more than 1e-3: |z| <= |q| / alpha, and of r_t = W_t g_t, the
-    gradient of the query, eps |A| / alpha is rounding."""
+    """Where alpha's gradient, sum z_t r_t, may have lost more than 1e-3: |z_t| <= |q_t| |A_t^-1|, and of r_t = W_t g_t,
+    the gradient of the query, eps |A_t| |A_t^-1| is rounding. |A_t^-1| is 1 / alpha until keys point everywhere.
+    """
     query, key, _, weight, alpha, gain, gram, *_ = (None if x is None else x.double() for x in nine)
     assert query is not None
     assert key is not None
     assert alpha is not None
     assert found[0] is not None
     assert found[4] is not None
-    squares = key.square() if weight is None else weight.unsqueeze(-1) * key.square()
-    largest = squares.sum(1) if gram is None else squares.sum(1) + gram.diagonal(0, -2, -1)
-    largest = largest.amax(-1) if gain is None else gain * largest.amax(-1)
-    both = (query.norm(dim=-1) * found[0].double().norm(dim=-1)).sum(-1)
-    return ~(torch.finfo(torch.float64).eps * largest * both / alpha.square() < 1e-3 * found[4].double().abs())
+    counted = key if weight is None else weight.unsqueeze(-1) * key
+    few, c = 2 * key.shape[2], 1.0 if gain is None else gain
+    start = torch.bmm(counted[:, :few].mT, key[:, :few])
+    start = start if gram is None else start + gram
+    before = start.diagonal(0, -2, -1)
+    after = before + (counted[:, few:] * key[:, few:]).sum(1)
+    sigma = start * torch.as_tensor(c).view(-1, 1, 1)
+    sigma.diagonal(0, -2, -1).add_(alpha.unsqueeze(-1))
+    lower, failed = torch.linalg.cholesky_ex(sigma)
+    inverse = inverse_of_lower(lower, failed.bool()).diagonal(0, -2, -1).sum(-1)  # at least its largest eigenvalue
+    inverse = torch.where(failed.bool(), torch.inf, inverse).fmin(1 / alpha)
+    both = query.norm(dim=-1) * found[0].double().norm(dim=-1)
+    lost = (
+        before.amax(-1) * both[:, :few].sum(1) / alpha.square()
+        + after.amax(-1) * both[:, few:].sum(1) * inverse.square()
+    )
+    return ~(torch.finfo(torch.float64).eps * c * lost < 1e-3 * found[4].double().abs())
 
 
 def _plain(*args: Any) -> Tensor:

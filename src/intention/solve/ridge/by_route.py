@@ -33,6 +33,8 @@ from intention.solve.ridge.gradients import Mode, pullback
 METHODS = {"primal": "cholesky", "dual": "cholesky", "float64": "cholesky", "qr": "qr", "pinv": "pinv"}
 # alpha's gradient is made again in float64 where it is smaller than this times the root sum of squares of its terms
 CANCELLED = 0.1
+# At the conditions of an SVD one step leaves too much of V - KW wrong, which a key's gradient multiplies by Z.
+STEPS_OF_SVD = 3
 _NAMED_ROUTE = {"float64": FLOAT64, "qr": QR, "pinv": PINV}
 
 
@@ -243,7 +245,9 @@ def _redo(
     else:
         sub = redo_problem(problem, index, code)
         method = {FLOAT64: "cholesky", PINV: "pinv", QR: "qr"}[code]
-        fitted, _ = refine(fit(sub, plan, method, redo_rtol(problem)), plan)
+        fitted = fit(sub, plan, method, redo_rtol(problem))
+        for _ in range(STEPS_OF_SVD if code == PINV else 1):
+            fitted, _ = refine(fitted, plan)
         factor, coef = fitted.factor, fitted.coef
     g = pick(grad, index, sub.query.dtype)
     mode = Mode(refined=True, deficient=code == PINV)

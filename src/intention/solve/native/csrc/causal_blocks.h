@@ -12,6 +12,9 @@ constexpr Int BLOCK = 16;  // tokens that share a triangular factor
 constexpr Int CHUNK = 32;  // tokens whose gradients are made together
 constexpr Int SPAN = 32;   // tokens that are loaded, and summed up, together: long sums round more
 
+template <class T>
+constexpr double EPSILON = sizeof(T) == 4 ? __FLT_EPSILON__ : __DBL_EPSILON__;
+
 struct Sums {  // of all tokens so far
     bool empty;
     double *gram, *cross;  // (d, d), of which the upper triangle counts, and (d, k)
@@ -94,9 +97,7 @@ double lost(const Sequence<S>& s, const Sums& sums, double top, const Work<T>& w
     double keys = 0, trace = 0, squares = 0;
     for (Int i = 0; i < s.d; ++i) {
         const T* row = w.both + i * apart<T>(s.d, s.k);
-        T sum = 0;
-        for (Int j = 0; j < s.d; ++j) sum += row[j] * row[j];
-        keys += s.gain * sums.gram[i * s.d + i], trace += double(row[i]), squares += double(sum);
+        keys += s.gain * sums.gram[i * s.d + i], trace += double(row[i]), squares += dot(row, row, s.d);
     }
     return top * __builtin_sqrt(keys / (trace - s.alpha * squares));
 }
@@ -175,6 +176,13 @@ void write_answers(Int n, Int d, Int k, T gain, In<T> query, const Work<T>& w, S
 template <class T>
 void add_to(double* sums, const T* x, Int count) {
     for (Int i = 0; i < count; ++i) sums[i] += double(x[i]);
+}
+
+// K'WK and K'WV of some rows, or added to what is there.
+template <class T>
+void sum_rows(Int n, Int d, Int k, const Rows<T>& rows, bool add, Work<T>& w) {
+    multiply<T>(d, d, n, rows.key.t(), rows.key, rows_of(w.gram, d), T(1), add, UPPER);
+    multiply<T>(d, k, n, rows.key.t(), rows.value, rows_of(w.cross, k), T(1), add);
 }
 
 // Adds a chunk's K'WK and K'WV to the sums.

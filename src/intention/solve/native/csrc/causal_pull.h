@@ -96,19 +96,6 @@ void sum_chunk(Int n, Int d, Int k, T gain, const Later& later, const Given<T>& 
     add_and_narrow(later.cross, p.cross, d * k);
 }
 
-// a b', in double: many sums at once, which do not wait for each other.
-template <class T>
-double dot(const T* a, const T* b, Int n) {
-    constexpr Int LANES = 32;
-    double sums[LANES] = {}, sum = 0;
-    Int j = 0;
-    for (; j + LANES <= n; j += LANES)
-        for (Int l = 0; l < LANES; ++l) sums[l] += double(a[j + l]) * double(b[j + l]);
-    for (; j < n; ++j) sum += double(a[j]) * double(b[j]);
-    for (Int l = 0; l < LANES; ++l) sum += sums[l];
-    return sum;
-}
-
 template <class T, class S>
 void write_slopes(const Sequence<S>& s, Int first, Int n, In<T> keys, const Pull<T>& p, Slopes<S>& to) {
     const Int d = s.d, k = s.k;

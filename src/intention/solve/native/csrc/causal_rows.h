@@ -38,10 +38,10 @@ struct Rows {
 };
 
 template <class T, class S>
-void copy_rows(Int n, Int columns, const S* from, Int row, const S* weight, T* to) {
+void copy_rows(Int n, Int columns, const S* from, Int row, const S* weight, T* to, Int ldt) {
     for (Int i = 0; i < n; ++i) {
         const T scale = weight ? root(T(weight[i])) : T(1);
-        for (Int j = 0; j < columns; ++j) to[i * columns + j] = scale * T(from[i * row + j]);
+        for (Int j = 0; j < columns; ++j) to[i * ldt + j] = scale * T(from[i * row + j]);
     }
 }
 
@@ -49,8 +49,21 @@ template <class T, class S>
 In<T> in_place_or_copied(Int n, Int columns, const S* from, Int row, const S* weight, T* room) {
     if constexpr (sizeof(T) == sizeof(S))
         if (!weight) return rows_of<const T>(from, row);
-    copy_rows<T, S>(n, columns, from, row, weight, room);
+    copy_rows<T, S>(n, columns, from, row, weight, room, columns);
     return rows_of<const T>(room, columns);
+}
+
+// a b', in double: many sums at once, which do not wait for each other.
+template <class T>
+double dot(const T* a, const T* b, Int n) {
+    constexpr Int LANES = 32;
+    double sums[LANES] = {}, sum = 0;
+    Int j = 0;
+    for (; j + LANES <= n; j += LANES)
+        for (Int l = 0; l < LANES; ++l) sums[l] += double(a[j + l]) * double(b[j + l]);
+    for (; j < n; ++j) sum += double(a[j]) * double(b[j]);
+    for (Int l = 0; l < LANES; ++l) sum += sums[l];
+    return sum;
 }
 
 // Asks for rows that will be read, or written, soon.

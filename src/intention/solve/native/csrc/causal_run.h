@@ -29,8 +29,7 @@ void run_chunk(const Sequence<S>& s, Int first, Int count, Sums& sums, bool last
             const Int some = smaller(SPAN, end - at);
             span = load_rows<T, S>(s, at, some, w);
             if (!last && counted(s, at, some)) {
-                multiply<T>(d, d, some, span.key.t(), span.key, rows_of(w.gram, d), T(1), summed, UPPER);
-                multiply<T>(d, k, some, span.key.t(), span.value, rows_of(w.cross, k), T(1), summed);
+                sum_rows<T>(some, d, k, span, summed, w);
                 summed = true;
             }
         }
@@ -70,14 +69,16 @@ Outcome run(const Sequence<S>& s, const double* gram, const double* cross, Arena
     narrow.place(scratch, s.d, s.k);
     wide.place(scratch, s.d, s.k);
     First start;
-    start.place(scratch, s.d, s.k);
+    FirstRows<double> start_wide;
+    FirstRows<S> start_narrow;
+    start.place(scratch, s.d), start_wide.place(scratch, s.d, s.k), start_narrow.place(scratch, s.d, s.k);
     Sums sums = {gram == nullptr, scratch.take<double>(s.d * s.d), scratch.take<double>(s.d * s.k)};
     double* diagonal = scratch.take<double>(s.d);
     if (gram) __builtin_memcpy(sums.gram, gram, s.d * s.d * sizeof(double));
     if (gram && s.k) __builtin_memcpy(sums.cross, cross, s.d * s.k * sizeof(double));
-    constexpr double eps = sizeof(S) == 4 ? 1.1920928955078125e-07 : 2.220446049250313e-16;
     Outcome found = {0, 0, false};
     Int begun = -1;  // where the first chunk is, if it may be narrowed
+    Int started = -1, ended = -1;  // the first chunk
     for (Int at = 0, seen = 0, count = 0; at < s.n; at += count) {
         if (sums.empty && !counted(s, at, smaller(CHUNK, s.n - at))) {
             count = smaller(CHUNK, s.n - at);
@@ -87,28 +88,32 @@ Outcome run(const Sequence<S>& s, const double* gram, const double* cross, Arena
         count = sums.empty ? smaller(until(s, at, CHUNK, first_tokens(s.d)), MOST) : until(s, at, CHUNK, next_tokens(seen));
         const bool last = at + count == s.n;
         const Largest largest = largest_of<S>(s, at, count, sums, diagonal);
-        double top = 1 / s.alpha, smallest = 2.220446049250313e-16;
+        double top = 1 / s.alpha, smallest = EPSILON<double>, rounded = 0;
         if (sums.empty) {
-            run_first<S>(s, at, count, sums, last, start, wide, scratch, out, kept);
-            found.wide = sizeof(S) == 4;
+            const Gentle gentle = run_first<S>(s, at, count, start, start_wide, start_narrow, wide, scratch, out, kept);
+            if (gentle.tokens) rounded = __builtin_sqrt(gentle.condition) * EPSILON<S>;
+            if (!last) sum_first<S, S>(s, at, count, narrow, sums);
+            started = at, ended = at + count;
+            found.wide = sizeof(S) == 4 && gentle.tokens < count;
             if (kept && s.k && sizeof(S) == 4 && largest.after * top < GENTLE) begun = at;
         } else {
             const bool steady = sizeof(S) == 8 || (largest.before > s.alpha && largest.after < GROWTH * largest.before);
             top = steady ? fit_before<S, S>(s, sums, narrow) : 0.0;
             const bool easy = steady && largest.before * top < EASY_BEFORE && lost<S, S>(s, sums, top, narrow) < LITTLE;
             if (sizeof(S) == 4 && !easy) {
+                if (at == ended) sum_first<double, S>(s, started, ended - started, wide, sums);  // those of float round too much
                 top = fit_before<double, S>(s, sums, wide);
                 run_chunk<double, S>(s, at, count, sums, last, wide, scratch, out, kept);
                 found.wide = true;
             } else {
-                smallest = eps;
+                smallest = EPSILON<S>;
                 for (Int i = begun; begun >= 0 && i < at; i += CHUNK) narrow_kept<S>(s.d, s.k, scratch, kept[i / CHUNK]);
                 run_chunk<S, S>(s, at, count, sums, last, narrow, scratch, out, kept);
             }
         }
         if (begun < at) begun = -1;
         // eigenvalues are at least diagonal entries: of Sigma after the chunk, of its inverse before it
-        const double ratio = largest.after * top, error = ratio * smallest;
+        const double ratio = largest.after * top, error = larger(ratio * smallest, rounded);
         found.ratio = worse(found.ratio, ratio), found.error = worse(found.error, error);
         seen += counted(s, at, count);
     }

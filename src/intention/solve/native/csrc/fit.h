@@ -13,12 +13,14 @@ struct Fit {  // of one element, between the steps
     In<T> turned;      // K~', copied where it is used often
     T* sigma;          // then U
     const T* counts;   // 0 for rows of Sigma that are those of alpha I, else 1; null: all count
-    T largest;         // eigenvalue, from above
+    T largest;         // eigenvalue, from above; as `ratio_of` knows it better
     Pivots<T> pivots;
     Solver<T> solve;
 };
 
 constexpr Int WORTH_TURNING = 32;
+constexpr double CLOSER = 80, STRETCHED = 1.25;  // of the largest eigenvalue: as in factor.py
+constexpr int PRODUCTS = 3;
 
 // Rows of c K~'K~ that are 0: points left out, features that are not there. They are apart from the others, and what is
 // solved for them is exact: they say nothing of the condition.
@@ -143,9 +145,32 @@ T* diagonal_of_inverse(const Solver<T>& solve, Arena& arena) {
     return diagonal;
 }
 
+// Sigma's largest eigenvalue, nearly: how much the last of some products with it stretches a vector.
+template <class T>
+T stretch(const RidgeArguments& a, const Fit<T>& f, Int n, Arena& arena) {
+    const Int other = a.dual ? a.features : a.points;
+    const In<T> there = a.dual ? f.key : f.key.t(), back = there.t();
+    const Mat<T> x = columns<T>(n, 1, true, arena), y = columns<T>(n, 1, true, arena),
+                 half = columns<T>(other, 1, true, arena);
+    const T scale = 1 / f.largest;  // so that nothing overflows
+    T before = 0, after = 0;
+    for (Int i = 0; i < n; ++i) x.p[i] = (T(37 * i % 64) - T(31.5)) * (f.counts ? f.counts[i] : 1);
+    for (int product = 0; product < PRODUCTS; ++product) {
+        before = after = 0;
+        multiply<T>(1, other, n, x.t(), there, half.t());
+        multiply<T>(1, n, other, half.t(), back, y.t(), f.head.gain * scale);
+        for (Int i = 0; i < n; ++i) {
+            before += x.p[i] * x.p[i];
+            x.p[i] = y.p[i] + f.head.alpha * scale * x.p[i];
+            after += x.p[i] * x.p[i];
+        }
+    }
+    return f.largest * root(after / before);
+}
+
 // An estimate of Sigma's condition, as in factor.py: its largest eigenvalue from above, that of its inverse from below.
 template <class T>
-T ratio_of(const RidgeArguments& a, const Fit<T>& f, Int n, Arena& arena) {
+T ratio_of(const RidgeArguments& a, Fit<T>& f, Int n, Arena& arena) {
     if (f.pivots.failed) return T(__builtin_inf());
     T grown = f.pivots.grown;
     if (a.inverse || n <= SMALL) {
@@ -160,6 +185,8 @@ T ratio_of(const RidgeArguments& a, const Fit<T>& f, Int n, Arena& arena) {
         for (Int i = 0; i < n; ++i) before += b.p[i] * b.p[i], after += y.p[i] * y.p[i];
         if (const T x = root(after / before); !(x <= grown)) grown = x;
     }
+    if (f.largest * grown >= T(CLOSER))
+        if (const T less = T(STRETCHED) * stretch(a, f, n, arena); less < f.largest) f.largest = less;
     const T ratio = f.largest * grown;
     return ratio < 1 ? 1 : ratio;  // below where no row counts
 }

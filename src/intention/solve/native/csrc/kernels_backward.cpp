@@ -318,7 +318,7 @@ void pull_saved(const RidgeArguments& a, Int b, Int n, const Wanted<T>& out, Are
 template <class T>
 void pull_wide(const RidgeArguments& a, Int b, Int n, const Wanted<T>& out, Arena& arena) {
     const Int m = a.queries, d = a.features, k = a.columns;
-    const Fit<double> f = fit_wide<T>(a, b, n, arena);
+    Fit<double> f = fit_wide<T>(a, b, n, arena);
     Task<double> t;
     t.head = f.head, t.solve = f.solve, t.as_rows = !a.inverse;
     t.refined = !(ratio_of(a, f, n, arena) < EASY_PULLED);

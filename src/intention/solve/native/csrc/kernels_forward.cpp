@@ -111,7 +111,7 @@ template <class T>
 Status climb(const RidgeArguments& a, Int b, Int n, T* out, T* report, Arena& arena) {
     constexpr double EPS = __FLT_EPSILON__;
     const Int k = a.columns, count = a.queries * k;
-    const Fit<double> f = fit_wide<T>(a, b, n, arena);
+    Fit<double> f = fit_wide<T>(a, b, n, arena);
     const double ratio = screened(a, f, ratio_of(a, f, n, arena));
     // alpha = 0 and keys that are dependent up to their own rounding: ladder.py says so
     if (f.head.alpha == 0 && !(ratio < 1 / (16 * EPS * EPS))) return SOME_LEFT;
@@ -125,7 +125,7 @@ Status climb(const RidgeArguments& a, Int b, Int n, T* out, T* report, Arena& ar
 
 // Solution, prediction and report of one element.
 template <class T>
-Status finish(const RidgeArguments& a, const Fit<T>& f, Int b, Int n, Arena& arena) {
+Status finish(const RidgeArguments& a, Fit<T>& f, Int b, Int n, Arena& arena) {
     const Int k = a.columns;
     T *out = static_cast<T*>(a.forward.out) + b * a.queries * k, *report = static_cast<T*>(a.forward.report) + b * 3;
     const T ratio = screened(a, f, ratio_of(a, f, n, arena));

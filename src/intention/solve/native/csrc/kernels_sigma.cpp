@@ -141,7 +141,7 @@ Status answer_in_double(const RidgeArguments& a, Int b, T* report, Arena& arena)
 }
 
 template <class T>
-Status element(const RidgeArguments& a, const Fit<T>& f, Int b, const Block<T>& block, Arena& arena) {
+Status element(const RidgeArguments& a, Fit<T>& f, Int b, const Block<T>& block, Arena& arena) {
     T* report = static_cast<T*>(a.forward.report) + b * 3;
     const T ratio = screened(a, f, ratio_of(a, f, size_of(a), arena));
     const T eps = sizeof(T) == 4 ? T(__FLT_EPSILON__) : T(__DBL_EPSILON__);

@@ -36,7 +36,7 @@ Status move_in_double(const RidgeArguments& a, Int b, T* report, Arena& arena) {
 }
 
 template <class T>
-Status move(const RidgeArguments& a, const Fit<T>& f, Int b, Arena& arena) {
+Status move(const RidgeArguments& a, Fit<T>& f, Int b, Arena& arena) {
     const Int m = a.queries, d = a.features;
     T *out = static_cast<T*>(a.forward.out) + b * m * d, *report = static_cast<T*>(a.forward.report) + b * 3;
     const T ratio = screened(a, f, ratio_of(a, f, d, arena));

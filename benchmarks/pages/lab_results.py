@@ -1,0 +1,75 @@
+"""README.md, docs/lab.md and docs/lab/*.svg from the rows of results/standard and, of experiments on real data, real.
+
+python benchmarks/pages/lab_results.py
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from intention.lab import experiments
+from intention.lab.core import results
+from intention.lab.core.results import Row
+from intention.lab.report.figures import standalone
+from intention.lab.report.sections import Section, section
+from table import fill, markdown
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = (ROOT / "results" / "standard", ROOT / "results" / "real")
+SHORT = {"computations_2d": 1, "normalisation": 1, "policy": 1}  # experiment -> which of its claims, if not the first
+FIGURES = ("sine", "policy", "kabsch", "scaling", "pixels", "in_context")  # the first figure of each
+
+
+def rows() -> list[Row]:
+    return [row for folder in FOLDERS for row in results.read_folder(folder)]
+
+
+def sections(rows: list[Row]) -> list[Section]:
+    found = [section(name, results.select(rows, experiment=name)) for name in experiments.NAMES]
+    problems = [problem for one in found for problem in one.problems]
+    if problems:
+        raise SystemExit("\n".join(problems))
+    return found
+
+
+def claims(found: list[Section]) -> str:
+    """Every claim."""
+    body = [
+        [_cell(one.title), _cell(claim.text), _cell(claim.where), _cell(claim.measured), f"**{claim.verdict}**"]
+        for one in found
+        for claim in one.claims
+    ]
+    return _left(markdown(["experiment", "claim", "where", "measured", "verdict"], body))
+
+
+def short(found: list[Section]) -> str:
+    """README: one claim of each experiment."""
+    body = []
+    for one in found:
+        claim = one.claims[SHORT.get(one.name, 0)]
+        body.append([_cell(one.title), _cell(claim.text), _cell(claim.measured), f"**{claim.verdict}**"])
+    return _left(markdown(["experiment", "claim", "measured", "verdict"], body))
+
+
+def _left(table: str) -> str:
+    return table.replace("---:", "---")
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def main() -> None:
+    found = sections(rows())
+    fill(ROOT / "docs" / "lab.md", "claims", claims(found))
+    fill(ROOT / "README.md", "results", short(found))
+    folder = ROOT / "docs" / "lab"
+    folder.mkdir(exist_ok=True)
+    for one in found:
+        if one.name in FIGURES:
+            svg = next(figure.svg for figure in one.figures if figure.svg)
+            (folder / f"{one.name}.svg").write_bytes(standalone(svg))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,264 @@
+"""Few-shot classifiers: an encoder of images, a layer e_H on its features and a head that reads labelled examples.
+
+A head takes embedded queries (B, M, d) and keys (B, N, d) with one-hot values (B, N, way), and gives scores
+(B, M, way): the largest is the answer. `loss` belongs to the head: least squares on +1 and -1, or cross-entropy.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as nnf
+
+from intention import discriminant, kernels
+from intention import functional as F
+from intention.lab.experiments.fewshot.task import Shots
+from intention.lab.models import output
+from intention.lab.models.attention import WideAttention
+from intention.lab.models.encoders import Encoder, normalise
+from intention.nn import Intention, LearnableAlpha, mlp
+
+LOSSES = ("mse", "cross-entropy")
+FOLDED = 512  # widest input for which a factor of W'W is cheaper than W
+SHARPNESS = 5.0  # where scores of the size of labels are read as logits: what they are multiplied by at the start
+
+
+class FewShot(nn.Module):
+    """Encoder, e_H and head.
+
+    Args:
+        encoder: None where the data are features.
+        latent: size of e_H, a linear layer; 0 is none.
+        by_distance: the head's answers depend on distances of embedded points only, so e_H may be `Folded`.
+    """
+
+    def __init__(
+        self, encoder: Encoder | None, d: int, latent: int, head: nn.Module, loss: str, by_distance: bool = False
+    ) -> None:
+        super().__init__()
+        self.encoder, self.head, self.loss_name = encoder, head, loss
+        self.embed = nn.Identity() if not latent else Folded(d, latent) if by_distance else nn.Linear(d, latent)
+
+    def encode(self, x: Tensor) -> Tensor:
+        """Features (n, d) of images (n, h, w, c), or of features themselves."""
+        return x if self.encoder is None else self.encoder(normalise(x))
+
+    def answer(self, features: Tensor, value: Tensor) -> Tensor:
+        """Scores of the queries; features (B, N + M, d)."""
+        embedded = self.embed(features)
+        n = value.shape[1]
+        return self.head(embedded[:, n:], embedded[:, :n], value)
+
+    def scores(self, shots: Shots) -> Tensor:
+        """Of the queries (B, M, way)."""
+        features = self.encode(shots.x.flatten(0, 1)).unflatten(0, shots.x.shape[:2])
+        return self.answer(features, shots.value)
+
+    def forward(self, shots: Shots) -> Tensor:
+        """The loss of a batch of tasks."""
+        return score_loss(self.scores(shots), shots.labels, self.loss_name)
+
+
+class Mixed(FewShot):
+    """Trained on `tasks` tasks that are drawn from the images of a batch: of all its classes, with other examples.
+
+    An image is encoded once, which is nearly all of the work, and takes part in many tasks.
+    """
+
+    def __init__(self, tasks: int, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.tasks = tasks
+
+    def forward(self, shots: Shots) -> Tensor:
+        features = self.encode(shots.x.flatten(0, 1)).unflatten(0, shots.x.shape[:2])
+        features, labels = mix(features, shots, self.tasks)
+        return score_loss(self.answer(features, shots.value[:1].expand(self.tasks, -1, -1)), labels, self.loss_name)
+
+
+def mix(features: Tensor, shots: Shots, tasks: int) -> tuple[Tensor, Tensor]:
+    """Features (tasks, N + M, d) and queries' labels (tasks, M), from those of episodes (B, N + M, d)."""
+    way, n = shots.classes.shape[1], shots.value.shape[1]
+    by_class = [part.unflatten(1, (way, -1)) for part in (features[:, :n], features[:, n:])]
+    points = torch.cat(by_class, 2).flatten(0, 1)  # (classes, images, d)
+    known = shots.classes.flatten()
+    # two episodes may have a class in common: it is drawn once, or a task would have it under two labels
+    first = ~torch.ones(len(known), len(known), dtype=torch.bool).tril(-1).logical_and(known[:, None] == known).any(1)
+    chosen = torch.rand(tasks, len(known)).masked_fill(~first, 2.0).argsort(-1)[:, :way]
+    images = torch.rand(tasks, way, points.shape[1]).argsort(-1)
+    drawn = points[chosen.unsqueeze(-1), images]  # (tasks, way, images, d)
+    shot = n // way
+    mixed = torch.cat([drawn[:, :, :shot].flatten(1, 2), drawn[:, :, shot:].flatten(1, 2)], 1)
+    return mixed, shots.labels[:1].expand(tasks, -1)
+
+
+class Folded(nn.Linear):
+    """A linear layer up to a rotation and a shift of its output: all distances are those of x W' + b.
+
+    For an output wider than the input, x C with C C' = W'W has the same distances in fewer numbers: 8192 features of
+    64 cost as much as 64. Least squares with an intercept, LDA and QDA, with alpha I or a kernel of the distance, give
+    the same answers and gradients (a test holds them equal).
+    """
+
+    def __init__(self, inside: int, outside: int) -> None:
+        super().__init__(inside, outside, bias=False)
+        # lengths are kept at the start, whatever the latent size: one start of alpha serves all of them
+        nn.init.normal_(self.weight, std=outside**-0.5)
+
+    def forward(self, input: Tensor) -> Tensor:
+        if self.out_features <= self.in_features or self.in_features > FOLDED:
+            return super().forward(input)
+        return input @ torch.linalg.cholesky(self.weight.mT @ self.weight)
+
+
+def score_loss(scores: Tensor, labels: Tensor, name: str) -> Tensor:
+    if name == "mse":
+        return (scores - (2 * nnf.one_hot(labels, scores.shape[-1]) - 1)).square().mean()
+    return nnf.cross_entropy(scores.flatten(0, 1), labels.flatten())
+
+
+class LsSvm(nn.Module):
+    """Intention with an intercept on +1 and -1; with a kernel, its width is learnt."""
+
+    def __init__(self, alpha: float, loss: str, kernel: kernels.Kernel | None = None) -> None:
+        super().__init__()
+        self.solve = Intention(LearnableAlpha(alpha), intercept=True, kernel=kernel)
+        self.sharpness = nn.Parameter(torch.tensor(math.log(SHARPNESS))) if loss == "cross-entropy" else None
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        scores = self.solve(query, key, 2 * value - 1)
+        return scores if self.sharpness is None else scores * self.sharpness.exp()
+
+
+class Discriminant(nn.Module):
+    """LDA (the paper's pooled "QDA") or QDA, logits of Gaussian classes."""
+
+    def __init__(self, alpha: float, quadratic: bool) -> None:
+        super().__init__()
+        self.alpha = LearnableAlpha(alpha)
+        self.rule = discriminant.qda if quadratic else discriminant.lda
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return self.rule(key, value, alpha=self.alpha())(query)
+
+
+class SigmaVote(nn.Module):
+    """sigma-Intention over the examples' labels; its map is sharpened, since one of least squares is flat."""
+
+    def __init__(self, alpha: float) -> None:
+        super().__init__()
+        self.alpha = LearnableAlpha(alpha)
+        self.sharpness = nn.Parameter(torch.tensor(math.log(SHARPNESS)))
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        votes = output(F.sigma_intention(query * self.sharpness.exp(), key, value, alpha=self.alpha()))
+        return votes.clamp(min=1e-6).log()
+
+
+class Attention(nn.Module):
+    """e_P(MHA(E_Q, E_K, e_H(e_V(V))))."""
+
+    def __init__(self, latent: int, way: int, decode: tuple[int, ...], heads: int) -> None:
+        super().__init__()
+        self.embed_value = mlp(way, latent, latent, latent, latent)  # e_V of three layers and a layer for e_H
+        self.mixer = WideAttention(latent, latent, heads)
+        self.decode = mlp(latent, *decode, way)
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return self.decode(self.mixer(query, key, self.embed_value(value)))
+
+
+def start_as_in_jax(*modules: nn.Module) -> None:
+    """Weights of variance 1 / inputs, no biases: torch's start has a third of it, and e_V, mixer and e_P are so many
+    layers that the scores hardly depend on the input: the loss stays log(way)."""
+    for layer in (layer for module in modules for layer in module.modules() if isinstance(layer, nn.Linear)):
+        nn.init.normal_(layer.weight, std=layer.in_features**-0.5)
+        nn.init.zeros_(layer.bias)
+
+
+class ClassProcess(nn.Module):
+    """Neural Process: e_P([mean of class 0; ...; mean of the last class], query)."""
+
+    def __init__(self, latent: int, way: int, decode: tuple[int, ...]) -> None:
+        super().__init__()
+        hidden = (*decode, way)
+        # the first layer of e_P in two parts: the context's part is the same for all queries of a task
+        self.from_context = nn.Linear(way * latent, hidden[0])
+        self.from_query = nn.Linear(latent, hidden[0], bias=False)
+        self.decode = mlp(*hidden)
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        means = class_means(key, value).flatten(1).unsqueeze(1)
+        return self.decode((self.from_context(means) + self.from_query(query)).relu())
+
+
+class Prototypes(nn.Module):
+    """ProtoNet: the squared distance to the mean of each class, over sqrt(d) as attention has it.
+
+    Without the root the first steps of SGD are taken on saturated logits, and it learns more slowly.
+    """
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        means = class_means(key, value)
+        # |q - m|^2 without |q|^2, which is the same for all classes
+        return (2 * query @ means.mT - means.square().sum(-1).unsqueeze(1)) / query.shape[-1] ** 0.5
+
+
+def class_means(key: Tensor, value: Tensor) -> Tensor:
+    return value.mT @ key / value.sum(1).unsqueeze(-1)  # (B, way, d)
+
+
+class Pretrained(FewShot):
+    """The frozen-feature baseline: trained to tell all training classes apart, then LS-SVM on its features."""
+
+    def __init__(self, encoder: Encoder | None, d: int, latent: int, classes: int, alpha: float) -> None:
+        super().__init__(encoder, d, latent, LsSvm(alpha, "mse"), "cross-entropy", by_distance=True)
+        self.head.requires_grad_(False)
+        self.classify = nn.Linear(latent or d, classes)
+
+    def forward(self, shots: Shots) -> Tensor:
+        scores = self.classify(self.embed(self.encode(shots.x.flatten(0, 1))))
+        own = torch.cat([shots.value.argmax(-1), shots.labels], 1)  # 0 to way - 1, in the order of x
+        return nnf.cross_entropy(scores, shots.classes.gather(1, own).flatten())
+
+
+class ImageMaml(nn.Module):
+    """MAML: encoder and linear layer take gradient steps on the examples of each task.
+
+    Batch norm has the statistics of the batch always, of the examples and of the queries of one task.
+    """
+
+    def __init__(self, encoder: Encoder | None, d: int, way: int, steps: int, rate: float, second_order: bool) -> None:
+        super().__init__()
+        layers: list[nn.Module] = [nn.Linear(d, way)]
+        self.net = nn.Sequential(*([] if encoder is None else [encoder]), *layers)
+        self.images = encoder is not None
+        self.steps, self.rate, self.second_order = steps, rate, second_order
+
+    def scores(self, shots: Shots) -> Tensor:
+        x = normalise(shots.x) if self.images else shots.x
+        return torch.stack([self.adapted(own, value) for own, value in zip(x, shots.value, strict=True)])
+
+    def adapted(self, x: Tensor, value: Tensor) -> Tensor:
+        """The scores of one task's queries. The tasks take turns: weights of their own make convolutions grouped,
+        which is slower than a loop here."""
+        n, learning = len(value), torch.is_grad_enabled()
+        labels = value.argmax(-1)
+        weights: dict[str, Tensor] = dict(self.net.named_parameters())
+        with torch.enable_grad():
+            if not learning:
+                weights = {name: weight.detach().requires_grad_() for name, weight in weights.items()}
+            for _ in range(self.steps):
+                scores = torch.func.functional_call(self.net, weights, x[:n])
+                graph = self.second_order and learning
+                slopes = torch.autograd.grad(
+                    nnf.cross_entropy(scores, labels), list(weights.values()), create_graph=graph
+                )
+                pairs = zip(weights.items(), slopes, strict=True)
+                weights = {name: weight - self.rate * slope for (name, weight), slope in pairs}
+        return torch.func.functional_call(self.net, weights, x[n:])
+
+    def forward(self, shots: Shots) -> Tensor:
+        return score_loss(self.scores(shots), shots.labels, "cross-entropy")

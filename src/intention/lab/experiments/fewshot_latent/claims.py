@@ -1,0 +1,43 @@
+"""What the rows of `fewshot_latent` say to the paper's claims."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from intention.lab.core.results import Row, select
+from intention.lab.experiments.base import Claim
+from intention.lab.experiments.compare import UNTESTED
+from intention.lab.experiments.fewshot.config import ACCURACY
+from intention.lab.experiments.fewshot.judge import ABOVE, Part, above, all_of, claim, each_seed, same_seeds, seeds_of
+
+SMALL = (16, 32)  # sizes of e_H
+
+
+def claims(rows: Sequence[Row]) -> list[Claim]:
+    text = "The kernelised version reaches better performance in a smaller latent size regime"
+    where = "section 5.2, Figure 14"
+    return [claim(rows, f"{text}, at {SMALL[0]} and {SMALL[1]} {ABOVE}", where, _small_latents)]
+
+
+def of_latent(rows: Iterable[Row], latent: int) -> list[Row]:
+    return [row for row in rows if (row.data or {}).get("latent") == latent]
+
+
+def latents(rows: Iterable[Row]) -> list[int]:
+    return sorted(
+        {int(row.data["latent"]) for row in select(rows, metric=ACCURACY) if row.data and "latent" in row.data}
+    )
+
+
+def _small_latents(some: list[Row]) -> Part:
+    texts, verdicts = [], dict.fromkeys(SMALL, UNTESTED)
+    for latent in sorted({*latents(some), *SMALL}):
+        here = of_latent(some, latent)
+        kernel, linear = (seeds_of(here, model) for model in ("intention_kernel", "intention"))
+        verdict = above(*same_seeds(kernel, linear, "intention"))
+        if latent in SMALL:
+            verdicts[latent] = verdict
+        if kernel and linear:
+            both = f"{each_seed('intention_kernel', kernel)}, {each_seed('intention', linear)}"
+            texts.append(f"at {latent}: {both} ({verdict})")
+    return "; ".join(texts), all_of(list(verdicts.values()))

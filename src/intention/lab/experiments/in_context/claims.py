@@ -1,0 +1,75 @@
+"""What the rows of `in_context` say: errors against the number of pairs seen, beside exact ridge."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from intention.lab.core.results import Estimate, Row, estimate_log, select
+from intention.lab.experiments.base import Claim
+from intention.lab.experiments.compare import UNTESTED, by_model, errors, named, ratio, times, verdict
+from intention.lab.experiments.sequences import WHERE, about, at_most
+
+ON = 1.05  # times the error of ridge
+CLOSE = 2.0
+
+
+def claims(rows: Sequence[Row]) -> list[Claim]:
+    return [
+        _near(rows, "intention", ON, "One Intention layer sits on exact ridge"),
+        _near(rows, "transformer", CLOSE, "A Transformer with the same budget comes close to exact ridge"),
+        _near(rows, "informer", CLOSE, "An Informer, the same network with Intention, comes close to exact ridge"),
+        _better(
+            rows,
+            "informer",
+            "linear_attention",
+            "The covariance matters: linear attention has a larger error than Intention",
+        ),
+        _better(
+            rows,
+            "informer",
+            "delta",
+            "The delta rule, one step of descent for each token, has a larger error than Intention",
+        ),
+        _better(rows, "sigma_intention", "transformer", "σIntention is at least as good as attention"),
+    ]
+
+
+def by_position(rows: Sequence[Row], model: str) -> dict[int, list[float]]:
+    """The errors at all positions for each seed; what is not finite is infinitely bad."""
+    found = {row.seed: about(row, "by position") or [] for row in select(rows, metric="mse", model=model)}
+    return {seed: [math.inf if error is None else error for error in each] for seed, each in found.items()}
+
+
+def worst(rows: Sequence[Row], model: str) -> tuple[Estimate, int] | None:
+    """How many times ridge's error at the worst position from d on (a mean over seeds), and where that is at most."""
+    own, floor = by_position(rows, model), by_position(rows, "ridge")
+    if not own or set(own) != set(floor):
+        return None
+    dims = max(about(row, "dims") for row in select(rows, metric="mse", model=model))
+    found = {}
+    for seed, each in own.items():
+        found[seed] = max((error / least, place) for place, (error, least) in _from(each, floor[seed], dims))
+    return estimate_log([most for most, _ in found.values()]), max(found.values())[1]
+
+
+def _from(own: list[float], floor: list[float], dims: int) -> list[tuple[int, tuple[float, float]]]:
+    return list(enumerate(zip(own, floor, strict=True)))[dims:]
+
+
+def _near(rows: Sequence[Row], model: str, bound: float, text: str) -> Claim:
+    found = worst(rows, model)
+    text = f"{text} (read as: at most {bound:g} times its MSE at every position from d on)"
+    if found is None:
+        return Claim(text, WHERE, "", UNTESTED)
+    most, place = found
+    beside = errors(by_model(select(rows, metric="mse")), (model, "ridge"))
+    measured = f"{times(most)} times at the worst position ({place} pairs seen); MSE from d on: {beside}"
+    return Claim(text, WHERE, measured, at_most(most.mean, most.high, bound))
+
+
+def _better(rows: Sequence[Row], model: str, other: str, text: str) -> Claim:
+    found = by_model(select(rows, metric="mse"))
+    ahead = ratio(found.get(other, {}), found.get(model, {}))
+    measured = ahead and f"{named(other)} has {times(ahead)} times the MSE of {named(model)}, the same network"
+    return Claim(f"{text} (in the same network)", WHERE, measured or "", verdict(ahead, 1))

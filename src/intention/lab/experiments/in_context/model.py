@@ -1,0 +1,80 @@
+"""Models that read a sequence of pairs: one Intention layer, and layers of a language model with a choice of mixer."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from intention import causal_intention
+from intention import functional as F
+from intention.lab.experiments.in_context.task import Pairs, before
+from intention.lab.models import output
+from intention.nn import LearnableAlpha
+from intention.nn.language import CausalLayer
+from intention.nn.mixers import make_mixer
+
+IN_SHELL = {
+    "informer": "intention",
+    "sigma_intention": "sigma_intention",
+    "transformer": "attention",
+    "linear_attention": "linear_attention",
+    "delta": "delta",
+}
+MODELS = ("intention", *IN_SHELL)
+
+
+class OneLayer(nn.Module):
+    """One causal Intention from the pairs before: e(x) with a linear e, which is the identity at the start."""
+
+    def __init__(self, dims: int, alpha: float) -> None:
+        super().__init__()
+        self.embed = nn.Linear(dims, dims, bias=False)
+        nn.init.eye_(self.embed.weight)
+        self.alpha = LearnableAlpha(alpha)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        query = self.embed(x)
+        return causal_intention(query, before(query), before(y), alpha=self.alpha())
+
+
+class Shell(nn.Module):
+    """Layers of a language model. A token holds x and the pair before it, so that every mixer has all it needs."""
+
+    def __init__(self, mixer: str, dims: int, width: int, heads: int, layers: int) -> None:
+        super().__init__()
+        self.embed = nn.Linear(2 * dims + 1, width)
+        self.layers = nn.ModuleList(
+            CausalLayer(width, cast(Any, make_mixer(mixer, width, heads, batch_first=True)), 4 * width, 0.0)
+            for _ in range(layers)
+        )
+        self.norm = nn.LayerNorm(width)
+        self.read = nn.Linear(width, 1)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        state = self.embed(torch.cat([before(x), before(y), x], -1))
+        for layer in self.layers:
+            state, _ = layer(state, None, None)
+        return self.read(self.norm(state))
+
+
+def build(name: str, dims: int, *, width: int, heads: int, layers: int, alpha: float) -> nn.Module:
+    """A model (x, y) -> predictions of y, each from x at its position and the pairs before.
+
+    >>> model = build("transformer", 3, width=16, heads=2, layers=1, alpha=1.0)
+    >>> model(torch.randn(2, 7, 3), torch.randn(2, 7, 1)).shape
+    torch.Size([2, 7, 1])
+    """
+    if name == "intention":
+        return OneLayer(dims, alpha)
+    if name not in IN_SHELL:
+        raise ValueError(f"there is no model {name!r} for pairs along a sequence; choose one of {MODELS}")
+    return Shell(IN_SHELL[name], dims, width, heads, layers)
+
+
+def ridge(pairs: Pairs, noise: float) -> Tensor:
+    """The mean of y given all that was seen: ridge with alpha = the variance of the noise, in float64."""
+    x, y = pairs.x.double(), pairs.y.double()
+    out = output(F.intention(x, before(x), before(y), alpha=noise**2, is_causal=True))
+    return out.to(pairs.y.dtype)

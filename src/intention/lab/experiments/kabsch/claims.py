@@ -1,0 +1,141 @@
+"""What the rows of `kabsch` say to the paper's claims."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from intention.lab.core.results import Row, estimate, select
+from intention.lab.experiments.base import Claim
+from intention.lab.experiments.compare import (
+    UNTESTED,
+    Found,
+    best,
+    by_margin,
+    by_model,
+    errors,
+    named,
+    ratio,
+    times,
+    together,
+    verdict,
+)
+
+BASELINES = ("attention", "neural_process", "mlp")
+SIGMA = "Both new modules are put to the test: σIntention beats the baselines"
+WIDE = 5.0  # times: a wide margin
+NEAR = 0.1  # of the extent of the cloud
+ON_CLOUD = "relative error on the cloud"
+POINTS = 5  # of the paper, where rows do not say
+
+
+DIMS = (2, 3)
+
+
+def of(rows: Sequence[Row], dims: int) -> list[Row]:
+    return [row for row in rows if (row.data or {}).get("dims") == dims]
+
+
+def claims(rows: Sequence[Row]) -> list[Claim]:
+    cases = {dims: by_model(of(select(rows, metric="mse"), dims)) for dims in DIMS}
+    cases = {dims: found for dims, found in cases.items() if found}
+    points = {dims: min(row.config.get("points", POINTS) for row in of(rows, dims)) for dims in cases}
+    return [
+        _against_baselines(cases, "intention", "Intention beats the baselines by a wide margin", WIDE),
+        _near_least_squares(cases, points),
+        _any_points(rows),
+        _against_baselines(cases, "sigma_intention", SIGMA, 1),
+        _against_intention(cases),
+        _no_training(rows),
+    ]
+
+
+def _against_baselines(cases: dict[int, Found], model: str, text: str, least: float) -> Claim:
+    """How many times larger is the error of the best baseline, chosen anew for each seed?"""
+    parts = []
+    for dims, found in cases.items():
+        ahead = ratio(best(found, BASELINES), found.get(model, {}))
+        beside = errors(found, (model, *BASELINES))
+        measured = ahead and _case(dims, f"the best baseline has {times(ahead)} times its MSE ({beside})")
+        parts.append((measured or "", by_margin(ahead, least)))
+    if least > 1:
+        text += f" (read as: at most 1/{least:g} of the best one's error)"
+    return _claim(text, "section 5.4, Figure 10" if model == "intention" else "abstract, Figure 10", parts)
+
+
+def _near_least_squares(cases: dict[int, Found], points: dict[int, int]) -> Claim:
+    parts = []
+    for dims, found in cases.items():
+        inverse = ratio(found.get("affine", {}), found.get("intention", {}))  # at most twice: at least one half
+        beside = errors(found, ("intention", "affine", "umeyama"))
+        if inverse is None:
+            parts.append(("", UNTESTED))
+        elif points[dims] <= dims + 2:  # E (K'K)^-1 of N centred normal points in d dimensions exists for N > d + 2
+            why = f"the error of affine least squares from {points[dims]} points has no mean to compare with"
+            parts.append((_case(dims, f"{why} ({beside})"), UNTESTED))
+        else:
+            more = ratio(found["intention"], found["affine"])
+            measured = f"{times(more) if more else '(not finite)'} times the MSE of affine least squares ({beside})"
+            parts.append((_case(dims, measured), verdict(inverse, 0.5)))
+    text = "The network learns to extract the map (read as: at most twice the error of affine least squares)"
+    return _claim(text, "appendix “Learning generalised Kabsch algorithm”", parts)
+
+
+def _any_points(rows: Sequence[Row]) -> Claim:
+    """Median errors over many maps of a cloud, as shares of the extent of its image."""
+    parts = []
+    on_cloud = select(rows, metric=ON_CLOUD)
+    for name in sorted({str((row.data or {}).get("cloud")) for row in on_cloud}):
+        here = [row for row in on_cloud if (row.data or {}).get("cloud") == name]
+        own = by_model(here).get("intention")
+        if own is None:
+            parts.append(("", UNTESTED))
+            continue
+        error = estimate(list(own.values()))
+        closed = [model for model in ("affine", "umeyama") if select(here, model=model)]
+        beside = ", ".join(_share(select(here, model=model)[:1], model) for model in closed)
+        measured = f"{name}: {_share(select(here, model='intention'), 'intention')} over {error.count} seeds"
+        each = "holds" if error.high <= NEAR else "partly" if error.mean <= NEAR else "does not hold"
+        parts.append((measured + (f" ({beside} from the same points)" if beside else ""), each))
+    text = "The learned mapping can be applied to any set of points"
+    reading = f"(read as: the median of 100 maps has an r.m.s. error of at most {NEAR:.0%} of the extent)"
+    return _claim(f"{text} {reading}", "section 5.4, Figure 11", parts)
+
+
+def _share(rows: Sequence[Row], model: str) -> str:
+    """The mean over seeds of the median over maps, and of the 90th percentile where rows have it."""
+    median, most = estimate([row.value for row in rows]), estimate([(row.data or {}).get("most") for row in rows])
+    if math.isnan(median.mean):
+        return f"{named(model)} not finite"
+    beyond = "" if math.isnan(most.mean) else f" (90th percentile {most.mean:.1%})"
+    return f"{named(model)} {median.mean:.1%}{beyond}"
+
+
+def _against_intention(cases: dict[int, Found]) -> Claim:
+    parts = []
+    for dims, found in cases.items():
+        ahead = ratio(found.get("linear_attention", {}), found.get("intention", {}))
+        measured = ahead and _case(dims, f"linear attention has {times(ahead)} times the MSE of Intention")
+        parts.append((measured or "", verdict(ahead, 1)))
+    text = "The covariance matters: without it (linear attention, the same layers) the error is larger"
+    return _claim(text, "theorem 2.8, our own line", parts)
+
+
+def _no_training(rows: Sequence[Row]) -> Claim:
+    parts = []
+    for dims in DIMS:
+        found = by_model(of(select(rows, metric="mse without noise", model="affine"), dims)).get("affine")
+        if found:
+            worst = max(found.values())
+            parts.append((_case(dims, f"largest MSE {worst:.1g}"), "holds" if worst < 1e-6 else "does not hold"))
+    text = "Without noise, Intention with an intercept finds the map without training (affine least squares)"
+    return _claim(text, "our own line", parts)
+
+
+def _case(dims: int, text: str) -> str:
+    return text if dims == 2 else f"in {dims}-D: {text}"
+
+
+def _claim(text: str, where: str, parts: Sequence[tuple[str, str]]) -> Claim:
+    measured = "; ".join(measured for measured, _ in parts if measured)
+    return Claim(text, where, measured, together([each for _, each in parts]))

@@ -1,0 +1,131 @@
+"""What the rows of `pixels` say to the paper's claims."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from intention.lab.core.results import Estimate, Row, select
+from intention.lab.experiments.base import Claim, data_name, label
+from intention.lab.experiments.compare import UNTESTED, best, by_model, ratio, times, together, verdict
+
+BASELINES = ("attention", "neural_process", "maml")
+TRAINED = ("intention", "sigma_intention", "linear_attention", *BASELINES)
+SMALL = "Intention, α = 1e-3"  # untrained, under its own label
+MEAN, NEAREST, LINEAR = "mean of the context", "nearest pixel", "linear interpolation"
+MANY = 264  # pixels
+NEAR = 1.5  # times
+BOUND = f"(read as: within {NEAR:g} times the MSE of the best baseline"
+PLACE = "section 5.1, Figure 7 (right)"
+
+Judge = Callable[[Estimate | None], str]
+
+
+def claims(rows: Sequence[Row]) -> list[Claim]:
+    return [
+        _untrained(rows),
+        _similar(rows, "intention", "Once trained, Intention and the baselines perform similarly", PLACE),
+        _at_least_equal(rows),
+        _similar(
+            rows, "sigma_intention", "Both new modules are put to the test: σIntention performs like them", "abstract"
+        ),
+        _against(rows, "linear_attention", "The covariance matters: linear attention, the same layers, is worse"),
+        _against(rows, LINEAR, "Training pays: trained Intention beats linear interpolation, which has learnt nothing"),
+    ]
+
+
+def sets(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """The rows of each data set, by the name that people read."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(data_name(row.config.get("data", "")), []).append(row)
+    return found
+
+
+def points(rows: Sequence[Row], least: float = 0) -> list[float]:
+    return sorted({row.x for row in select(rows, metric="mse") if row.x is not None and row.x >= least})
+
+
+def within(found: Estimate | None) -> str:
+    """At most NEAR times as large or as small: the whole interval, only the mean, or neither."""
+    if found is None:
+        return UNTESTED
+    if found.low >= 1 / NEAR and found.high <= NEAR:
+        return "holds"
+    return "partly" if 1 / NEAR <= found.mean <= NEAR else "does not hold"
+
+
+def _judged(
+    rows: Sequence[Row], about: str, numbers: Sequence[float], compare: Callable[[float], Estimate | None], judge: Judge
+) -> tuple[str, str]:
+    """A ratio for each number of pixels: text and verdict."""
+    found = {x: compare(x) for x in numbers}
+    parts = [f"{x:g}: {times(one)}×" for x, one in found.items() if one is not None]
+    verdicts = [judge(one) for one in found.values()]
+    return f"{about}, by number of pixels: {'; '.join(parts)}" if parts else "", together(verdicts)
+
+
+def _claim(rows: Sequence[Row], text: str, where: str, each: Callable[[list[Row]], list[tuple[str, str]]]) -> Claim:
+    """One claim for all data sets there are."""
+    found = [(name, *case) for name, some in sets(rows).items() for case in each(some)]
+    measured = ". ".join(f"{name}: {said}" for name, said, _ in found if said)
+    return Claim(text, where, measured, together([verdict for *_, verdict in found]))
+
+
+def _untrained(rows: Sequence[Row]) -> Claim:
+    text = (
+        f"Untrained Intention matches trained models on high numbers of context points {BOUND} from {MANY} pixels on)"
+    )
+
+    def each(some: list[Row]) -> list[tuple[str, str]]:
+        cases = []
+        for model, name in (("intention", "as training starts it"), (SMALL, "with α = 1e-3")):
+
+            def compare(x: float, model: str = model) -> Estimate | None:
+                raw = by_model(select(some, metric="mse before training", x=x))
+                return ratio(best(by_model(select(some, metric="mse", x=x)), BASELINES), raw.get(model, {}))
+
+            about = f"MSE of the best trained baseline over that of untrained Intention, {name}"
+            cases.append(_judged(some, about, points(some, MANY), compare, lambda one: verdict(one, 1 / NEAR)))
+        return cases
+
+    return _claim(rows, text, PLACE, each)
+
+
+def _ahead(some: list[Row], model: str) -> Callable[[float], Estimate | None]:
+    """The error of the best baseline over the model's."""
+
+    def compare(x: float) -> Estimate | None:
+        found = by_model(select(some, metric="mse", x=x))
+        return ratio(best(found, BASELINES), found.get(model, {}))
+
+    return compare
+
+
+def _similar(rows: Sequence[Row], model: str, text: str, where: str) -> Claim:
+    about = f"MSE of the best baseline over that of {label(model)} (more than 1: {label(model)} is better)"
+    text = f"{text} {BOUND} either way, at every number of pixels)"
+    return _claim(rows, text, where, lambda some: [_judged(some, about, points(some), _ahead(some, model), within)])
+
+
+def _at_least_equal(rows: Sequence[Row]) -> Claim:
+    about = "MSE of the best baseline over that of trained Intention"
+    text = f"Trained Intention is at least as good as the best baseline from {MANY} pixels on"
+    judge: Judge = lambda one: verdict(one, 1.0)  # noqa: E731
+    return _claim(
+        rows,
+        text,
+        "our own line",
+        lambda some: [_judged(some, about, points(some, MANY), _ahead(some, "intention"), judge)],
+    )
+
+
+def _against(rows: Sequence[Row], other: str, text: str) -> Claim:
+    def each(some: list[Row]) -> list[tuple[str, str]]:
+        def compare(x: float) -> Estimate | None:
+            found = by_model(select(some, metric="mse", x=x))
+            return ratio(found.get(other, {}), found.get("intention", {}))
+
+        about = f"MSE of {label(other)} over that of trained Intention"
+        return [_judged(some, about, points(some), compare, lambda one: verdict(one, 1.0))]
+
+    return _claim(rows, text, "our own line", each)

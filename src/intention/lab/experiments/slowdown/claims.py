@@ -1,0 +1,76 @@
+"""What the rows of `slowdown` say to the paper's claims."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+from intention.lab.core.results import Row, select
+from intention.lab.experiments.base import Claim
+
+LOW, HIGH = 1.0, 4.0  # the paper's range
+NAMES = {
+    ("inverse", "attention"): "explicit inverse / attention, both written out",
+    ("cholesky", "attention"): "Cholesky / attention, both written out",
+    ("intention", "attention"): "our op / attention written out",
+    ("intention", "fused"): "our op / fused attention",
+}
+
+
+def claims(rows: Sequence[Row]) -> list[Claim]:
+    text = "Intention is approximately only between 1. and 4. times slower than Attention"
+    found = [
+        Claim(f"{text} ({NAMES[pair]})", "Figure 5, section 3.1", *_range(rows, pair))
+        for pair in (("inverse", "attention"), ("cholesky", "attention"))
+    ]
+    ours_text = "Our line: the op of this library is at most 4 times slower than attention"
+    for pair in (("intention", "attention"), ("intention", "fused")):
+        found.append(Claim(f"{ours_text} ({NAMES[pair]})", "section 3.1", *_at_most(rows, pair)))
+    return found
+
+
+def find(rows: Sequence[Row], pair: tuple[str, str], what: str) -> Row | None:
+    found = select(rows, model=pair[0], metric=f"slowdown over {pair[1]}, {what}")
+    return next((row for row in found if row.value is not None), None)
+
+
+def _describe(rows: Sequence[Row], pair: tuple[str, str]) -> str:
+    median = find(rows, pair, "median")
+    parts = []
+    if median is not None:
+        low, high = median.interval or (math.nan, math.nan)
+        count = (median.data or {}).get("repetitions", "?")
+        parts.append(f"median {median.value:.2f} [{low:.2f}, {high:.2f}] over {count} repetitions")
+    ends = [find(rows, pair, f"{what}th percentile") for what in (10, 90)]
+    if ends[0] is not None and ends[1] is not None:
+        parts.append(f"10th to 90th percentile {ends[0].value:.2f} to {ends[1].value:.2f}")
+    for what in ("share in [1, 4]", "share at most 4"):
+        share = find(rows, pair, what)
+        if share is not None and share.interval is not None:
+            parts.append(f"{what} {share.value:.1%} [{share.interval[0]:.1%}, {share.interval[1]:.1%}]")
+    shapes = (median.data or {}).get("shapes", []) if median is not None else []
+    for name, chosen in (("N < 64", lambda n: n < 64), ("N ≥ 256", lambda n: n >= 256)):
+        ratios = [ratio for n, _, ratio in shapes if chosen(n)]
+        if ratios:
+            parts.append(f"median where {name}: {statistics.median(ratios):.2f}")
+    return "; ".join(parts)
+
+
+def _range(rows: Sequence[Row], pair: tuple[str, str]) -> tuple[str, str]:
+    """Holds where nine in ten are within the range, partly where the median is."""
+    median, share = find(rows, pair, "median"), find(rows, pair, "share in [1, 4]")
+    if median is None or share is None or median.value is None or share.value is None:
+        return "", "not tested at this size"
+    sure = share.interval is not None and share.interval[0] >= 0.9
+    verdict = "holds" if share.value >= 0.9 and sure else "partly" if LOW <= median.value <= HIGH else "does not hold"
+    return _describe(rows, pair) + " (holds: nine in ten are in the range)", verdict
+
+
+def _at_most(rows: Sequence[Row], pair: tuple[str, str]) -> tuple[str, str]:
+    median, share = find(rows, pair, "median"), find(rows, pair, "share at most 4")
+    if median is None or share is None or median.value is None or share.value is None:
+        return "", "not tested at this size"
+    sure = share.interval is not None and share.interval[0] >= 0.9
+    verdict = "holds" if share.value >= 0.9 and sure else "partly" if median.value <= HIGH else "does not hold"
+    return _describe(rows, pair) + " (holds: nine in ten are at most 4)", verdict

@@ -1,0 +1,1 @@
+"""What the paper prints: its hyperparameters beside ours."""

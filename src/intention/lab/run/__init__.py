@@ -1,0 +1,1 @@
+"""From runs that are asked for to rows in a file: one after another, over processes, on a cluster."""
