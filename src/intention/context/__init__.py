@@ -236,11 +236,11 @@ class Context:
 
     def state_dict(self) -> dict[str, Tensor]:
         """All there is as plain tensors, detached; `Context.from_state_dict` takes them back."""
-        return storage.state_dict(self)
+        return storage.state_dict(self._solved)
 
     @staticmethod
     def from_state_dict(state: dict[str, Tensor]) -> Context:
-        return Context(**storage.fields(state))
+        return storage.restored(state, Context)
 
     def save(self, path: str | PathLike) -> None:
         """Write a safetensors file (extra `safetensors`)."""
