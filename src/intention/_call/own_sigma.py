@@ -53,19 +53,13 @@ def system_of(inputs: Inputs | Problem, covariance: Covariance, intercept: bool,
         alpha = torch.tensor(alpha, dtype=torch.float64, device=key.device)
     key, value, weight = key.double(), value.double(), None if weight is None else weight.double()
     rule = Rule(alpha.double(), None if gain is None else gain.double(), intercept, covariance)
-    dual = is_named(covariance) and is_dual(solver, key) and dual_serves(key, value, weight, rule)
-    return _linear_system(key, value, weight, rule, dual)
-
-
-def _linear_system(key: Tensor, value: Tensor, weight: Tensor | None, rule: Rule, dual: bool) -> ByFeatures | ByPoints:
-    """The system of points in float64, in the form asked for; `dual` needs alpha > 0 where Sigma is within-class."""
-    if dual:
-        return ByPoints(Inner(key, weight, rule.intercept, None), value, weight, rule)
-    stats = Sums.of(key, value, weight)
-    if rule.covariance == "within":
-        return ByFeatures(stats, rule, within_scatter(key, value, weight))
-    seen = key - stats.mean_key.unsqueeze(-2) if rule.intercept else key
-    return ByFeatures(stats, rule, matrix_of(rule.covariance, seen, value, weight))
+    if is_named(covariance):
+        if is_dual(solver, key) and dual_serves(key, value, weight, rule):
+            return ByPoints(Inner(key, weight, intercept, None), value, weight, rule)
+        return ByFeatures(Sums.of(key, value, weight), rule, within_scatter(key, value, weight))
+    sums = Sums.of(key, value, weight)
+    seen = key - sums.mean_key.unsqueeze(-2) if intercept else key
+    return ByFeatures(sums, rule, matrix_of(covariance, seen, value, weight))
 
 
 def predict_shared(
@@ -76,7 +70,7 @@ def predict_shared(
     out = system.predict(inputs.query.double())
     watched = eager() and not gradient_free(*(x for x in inputs if isinstance(x, Tensor)))
     if isinstance(system, ByPoints) and watched and inputs.key.shape[-1] <= LARGE:
-        moving = _by_points(inputs, intercept)  # differences that are divided by alpha have no slopes but rounding
+        moving = _by_deviations(inputs, intercept)  # differences that are divided by alpha have no slopes but rounding
         out = moving + (out - moving).detach()
     if scale != 1:
         mean = 0.0 if system.mean_value is None else system.mean_value
@@ -85,7 +79,7 @@ def predict_shared(
     return out, Report(*(x.to(inputs.key.dtype).expand(lead) for x in system.solution.report))
 
 
-def _by_points(inputs: Inputs, intercept: bool) -> Tensor:
+def _by_deviations(inputs: Inputs, intercept: bool) -> Tensor:
     """The prediction of a within-class fit by the d x d Sigma of the deviations, whose slopes do not cancel."""
     query, key, value = inputs.query.double(), inputs.key.double(), inputs.value.double()
     weight, gain = (None if x is None else x.double() for x in (inputs.weight, inputs.gain))

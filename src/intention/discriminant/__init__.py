@@ -107,10 +107,13 @@ def lda(
 
     S is the mean over classes, each counted as its prior, of the covariance within the class, times N / (N - ddof);
     shrinkage s makes it (1 - s) S + s trace(S) / d I, and alpha I is added. Where S is singular: its pseudo-inverse.
-    priors (..., C) sum to 1; None: the masses of the classes. route: "within" solves with S, "total" with the
-    covariance of all points, as least squares on y - mean(y) does, and takes the spread of the means out again: equal
-    answers, and a ValueError where the classes lie too far apart for them, or where no class varies between the means.
-    threshold as in `ls_svm`. With a kernel alpha > 0 is needed, and shrinkage has no meaning.
+    priors (..., C) sum to 1; None: the masses of the classes. threshold as in `ls_svm`. With a kernel alpha > 0 is
+    needed, and shrinkage has no meaning.
+
+    route="total" is for comparison with the paper's text; use "within", which solves with S, instead. "total" solves
+    with the covariance of all points, as least squares on y - mean(y) does, and takes the spread of the means out
+    again: equal answers, and a ValueError where the classes lie too far apart for them, or where no class varies
+    between the means.
     """
     checks.choice("route", route, ROUTES)
     key, value, mass = labelled(key, value, weight)
@@ -127,11 +130,10 @@ def lda(
     if kernel is None:
         centre = (mass / mass.sum(-1, keepdim=True)).unsqueeze(-2) @ key.double()
     wide = key.double() - centre
-    dual = kernel is not None or (n < d and dual_serves(wide, labels, mass, rule))
-    if dual:
+    if kernel is not None or (n < d and dual_serves(wide, labels, mass, rule)):
         system: ByFeatures | ByPoints = ByPoints(Inner(wide, mass, False, bound), labels, mass, rule)
     else:
-        system = _primal_within(wide, labels, mass, rule)
+        system = _by_deviations(wide, labels, mass, rule)
     score = _linear_scores(system, wide, value, mass, route)
     constant = torch.where(prior > 0, prior, 1.0).log()
     constant = torch.where(prior > 0, constant, -torch.inf).unsqueeze(-2)
@@ -178,7 +180,7 @@ def qda(
             Inner(wide, own, True, kernel), wide[..., :0], own, rule._replace(covariance="ridge")
         )
     else:
-        system = _primal_within(wide, labels, own, rule._replace(intercept=True))
+        system = _by_deviations(wide, labels, own, rule._replace(intercept=True))
     _require_full_rank(system)
     logdet = system.solution.logdet
     if isinstance(system, ByPoints) and kernel is None:
@@ -192,7 +194,7 @@ def qda(
     return Classifier(score, system.solution.report, threshold, key, value.shape[-1])
 
 
-def _primal_within(key: Tensor, labels: Tensor, mass: Tensor, rule: Rule) -> ByFeatures:
+def _by_deviations(key: Tensor, labels: Tensor, mass: Tensor, rule: Rule) -> ByFeatures:
     """The d x d system around the means of classes."""
     return ByFeatures(Sums.of(key, key[..., :0], mass), rule, within_scatter(key, labels, mass))
 
