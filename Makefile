@@ -3,22 +3,29 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+NATIVE := src/intention/solve/native
+SOURCES := $(NATIVE)/csrc
 # what the compiled kernels do, tested once more without them
 IN_TORCH := $(patsubst %,tests/%.py,$(patsubst %,functional/test_%,values accuracy transforms masks dtypes_and_devices) \
 	context/test_hard_fits solve/causal/test_causal sequences/test_state)
 
-.PHONY: setup native reproduce test lint format docs bench fuzz clean
+# objects of the kernels: what has not changed is not compiled again, by pip and by the tests neither
+export INTENTION_BUILD_CACHE ?= $(CURDIR)/build/native
+
+.PHONY: setup native reproduce test lint format docs bench fuzz wheel aarch64 clean
 
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml hatch_build.py requirements-dev.txt constraints.txt
 	$(PYTHON) -m venv $(VENV)
+	@# here, where its progress shows: pip hides a build's output, and then finds the objects. It says what is wrong, too.
+	$(if $(filter 0,$(INTENTION_NATIVE)),,-$(PYTHON) $(NATIVE)/build.py)
 	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements-dev.txt
 	touch $@
 
 # setup has compiled the kernels; this does it again, after an edit. By its path: importing the package takes longer.
 native: $(STAMP)
-	$(BIN)/python src/intention/solve/native/build.py
+	$(BIN)/python $(NATIVE)/build.py
 
 # All experiments of the paper, quick preset, on built-in data where INTENTION_DATA has no real ones: minutes.
 reproduce: $(STAMP)
@@ -33,6 +40,7 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/pyright
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 
 format: $(STAMP)
 	$(BIN)/ruff format
@@ -55,5 +63,20 @@ fuzz: $(STAMP)
 	$(BIN)/python tests/fuzzing_options.py --count 20000
 	$(BIN)/python tests/fuzzing_options.py --count 10000 --grad
 
+# A wheel for any Linux of this processor, into dist/, and a test that installs it elsewhere.
+wheel: $(STAMP)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt auditwheel ziglang
+	$(BIN)/python tools/wheel.py
+	$(BIN)/pytest -n0 tests/solve/native/test_build.py -k other_machines
+
+# The kernels for another processor, compared with plain loops in an emulator; no venv is needed.
+CROSS := aarch64-linux-gnu
+aarch64:
+	@if command -v $(CROSS)-g++ >/dev/null && command -v qemu-aarch64 >/dev/null; then set -e; mkdir -p build/aarch64; \
+	  CXX=$(CROSS)-g++ $(PYTHON) $(NATIVE)/build.py --out build/aarch64/kernels.so; \
+	  $(CROSS)-g++ -std=c++17 -O1 -I$(SOURCES) tests/solve/native/selftest.cpp build/aarch64/kernels.so -o build/aarch64/selftest; \
+	  qemu-aarch64 -L /usr/$(CROSS) -E LD_LIBRARY_PATH=. build/aarch64/selftest; \
+	else echo "aarch64: skipped, $(CROSS)-g++ or qemu-aarch64 is missing (Debian: g++-$(CROSS), qemu-user)"; fi
+
 clean:
-	rm -rf $(VENV) docs/_build src/intention/solve/native/_kernels.so
+	rm -rf $(VENV) build dist docs/_build $(NATIVE)/_kernels.so

@@ -48,7 +48,7 @@ def compiled(folder: Path, out: Path) -> bool:
         return False
     build = by_path(folder / "build.py")
     try:
-        build.compile_library(build.SOURCES, out)
+        build.compile_library(build.SOURCES, out, say=lambda line: print(line, file=sys.stderr))
     except build.NoCompiler as error:
         print(f"intention: no C++ compiler found; {WITHOUT} ({error})", file=sys.stderr)
         return False
@@ -70,6 +70,10 @@ def by_path(path: Path) -> ModuleType:
 
 
 def platform_tag() -> str:
-    """This machine's own tag: on Linux not manylinux, which would promise that older systems can load it."""
+    """This machine's own tag: on Linux not manylinux, which would promise that older systems can load it.
+
+    Who compiles for older systems says so in INTENTION_WHEEL_PLATFORM (tools/wheel.py).
+    """
     tags = list(platform_tags())
-    return next((tag for tag in tags if tag.startswith("linux_")), tags[0])
+    own = next((tag for tag in tags if tag.startswith("linux_")), tags[0])
+    return os.environ.get("INTENTION_WHEEL_PLATFORM", own)

@@ -1,6 +1,5 @@
 """Intention: least squares as a neural-network operation, beside attention."""
 
-import intention.solve.compiled  # noqa: F401 - registers the operators that torch.compile calls
 from intention import constraints, discriminant, features, functional, kernels, nn
 from intention.context import Context
 from intention.context.fit import fit
@@ -22,4 +21,4 @@ __all__ = [
     "native_info",
     "nn",
 ]
-__version__ = "0.1.0"
+__version__ = "0.2.0"

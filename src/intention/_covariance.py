@@ -19,7 +19,7 @@ from torch import Tensor
 
 from intention import _checks as checks
 from intention.solve.centring import EPS, FLAT, value_zero
-from intention.solve.doors import eager
+from intention.solve.torch_state import eager
 
 # trace(S) / alpha up to which the N x N form of "within" serves values and gradients; the d x d form serves any
 DUAL_RATIO = 1e8

@@ -16,9 +16,9 @@ from torch import Tensor
 from intention import _checks as checks
 from intention._distances import wide
 from intention.kernels import BoundKernel, Custom, Function, Kernel, as_kernel, restore
-from intention.solve.doors import no_autocast
 from intention.solve.ladder import has_float64
 from intention.solve.matrix.roots import inverse_root
+from intention.solve.torch_state import no_autocast
 
 CHOICES = ("uniform", "kmeans++")
 

@@ -14,6 +14,7 @@ from intention import _checks as checks
 from intention._call import counting, layout, own_sigma
 from intention._call.arguments import (
     Prepared,
+    alpha_of,
     check_call,
     drop_rows,
     full_precision,
@@ -39,10 +40,11 @@ from intention._call.softmax import (
     transform_solver,
 )
 from intention._covariance import Covariance, on_keys
-from intention.solve.doors import compiling
 from intention.solve.ladder import ROUTES, TOLERATED, Report, unpack, warn_inaccurate
 from intention.solve.problem import Plan, Problem
+from intention.solve.ridge.plain import plain
 from intention.solve.ridge.ridge import ridge
+from intention.solve.torch_state import compiling
 from intention.solve.transform.fused import SMALL_ROUNDING
 from intention.solve.transform.rows import Points
 from intention.solve.transform.transform import transform
@@ -189,9 +191,14 @@ def intention(
     checks.scale(scale)
     scale = 1.0 if scale is None else float(scale)
     if attn_mask is None and weight is None and not (dropout_p or is_causal or enable_gqa or return_info):
+        if covariance in ("ridge", "convex") and solver == "auto" and not compiling():
+            number = alpha if isinstance(alpha, Tensor) else alpha_of(alpha, covariance)
+            found = plain(query, key, value, number, covariance == "convex", intercept, scale)
+            if found is not None:
+                return found
         problem = plain_problem(query, key, value, alpha, covariance, solver)
         if problem is not None:
-            out, _ = ridge(problem, Plan(is_dual(solver, key), intercept, scale), solver, not isinstance(alpha, Tensor))
+            out, _ = ridge(problem, Plan(is_dual(solver, key), intercept, scale), solver)
             return out
     checks.probability(dropout_p)
     rows = dropout_p if on_keys(covariance) and not intercept else 0.0  # a dropout that can do without weights
@@ -213,12 +220,12 @@ def intention(
         out, report = own_sigma.predict_shared(inputs, covariance, intercept, solver, scale)
     elif queries_differ:
 
-        def solve(part: Problem, trusted: bool) -> tuple[Tensor, Report]:
+        def solve(part: Problem) -> tuple[Tensor, Report]:
             if estimated:
                 return own_sigma.predict_each(part, covariance, intercept, solver, scale)
             plan = Plan(is_dual(solver, part.key), intercept, scale)
-            out, packed = ridge(part, plan, solver, trusted)
-            return out, unpack(packed, plan.dual, out.dtype)
+            out, packed = ridge(part, plan, solver)
+            return out, unpack(packed)
 
         if is_causal and not estimated and not intercept and solver == "auto":
             out, report = in_chunks(inputs, transform_only=False)
@@ -227,10 +234,10 @@ def intention(
             out, report = per_query(inputs, counted.per_query, solve)
     else:
         flat, restore = layout.flatten(inputs)
-        problem, trusted = problem_of(flat)
+        problem = problem_of(flat)
         plan = Plan(is_dual(solver, problem.key), intercept, scale)
-        out, packed = ridge(problem, plan, solver, trusted)
-        out, report = restore(out), unflatten_report(packed, plan.dual, inputs)
+        out, packed = ridge(problem, plan, solver)
+        out, report = restore(out), unflatten_report(packed, inputs)
     out = call.result(out)
     return (out, call.report(report).told()) if return_info else out
 
@@ -269,7 +276,7 @@ def sigma_intention(
     if plain and not (dropout_p or is_causal or enable_gqa or return_info or intercept):
         problem = plain_problem(query, key, value, alpha, covariance, solver)
     if problem is not None:  # the kernel is asked once
-        out = fused_plain(problem, scale, not isinstance(alpha, Tensor))
+        out = fused_plain(problem, scale)
         if out is not None:
             return out
     call = prepare(query, key, value, attn_mask, 0.0, is_causal, enable_gqa, alpha, weight, covariance, solver)
@@ -363,13 +370,13 @@ def _by_options(
         inputs, weighed = inputs._replace(key=keys), weighed._replace(key=keys)
     if is_causal or counted.per_query is not None:
 
-        def solve(part: Problem, trusted: bool) -> tuple[Tensor, Report]:
+        def solve(part: Problem) -> tuple[Tensor, Report]:
             if estimated:
                 return own_sigma.transform(part, covariance, intercept, solver)
             centred = part.expanded().centred()[0] if intercept else part
             points = Points(part.query, centred.key, part.weight, part.alpha, part.gain)
-            out, packed = transform(points, transform_solver(solver), trusted)
-            return out, unpack(packed, False, out.dtype)
+            out, packed = transform(points, transform_solver(solver))
+            return out, unpack(packed)
 
         if is_causal and not (estimated or intercept or each) and solver == "auto":
             moved, report = in_chunks(weighed, transform_only=True)

@@ -281,7 +281,7 @@ def test_a_grid_member_that_is_a_tensor_gets_the_gradient():
     assert chosen == {[0.1, 10.0, 1e6].index(a) for a in ctx.alpha.tolist()}
 
 
-@pytest.mark.parametrize("shape", [(2, 7, 3, 2), (2, 4, 5, 2)])
+@pytest.mark.parametrize("shape", [(2, 5, 3, 2), (2, 4, 5, 2)])
 @pytest.mark.parametrize("intercept", [False, True])
 @pytest.mark.parametrize("kernel", [None, "gaussian", "nystroem"])
 @pytest.mark.parametrize("covariance", ["ridge", "convex"])
@@ -454,12 +454,15 @@ def test_covariances_of_their_own_in_torch_func_and_compile(shape, covariance):
     for f in (call, use):
         close(f(key, value, query), want, 1e-10)
         close(torch.vmap(f)(key, value, query), want, 1e-10)
-        close(torch.compile(f, fullgraph=True)(key, value, query), want, 1e-10)
+        # traced to the end; inductor, half a minute a graph, compiles the largest of them below
+        close(torch.compile(f, fullgraph=True, backend="aot_eager")(key, value, query), want, 1e-10)
     key.requires_grad_()
     (slope,) = torch.autograd.grad(call(key, value, query).square().sum(), key)
     close(torch.func.grad(lambda k: call(k, value, query).square().sum())(key.detach()), slope, 1e-10)
     compiled = torch.compile(call, fullgraph=True)
-    close(torch.autograd.grad(compiled(key, value, query).square().sum(), key)[0], slope, 1e-10)
+    got = compiled(key, value, query)
+    close(got, want, 1e-10)
+    close(torch.autograd.grad(got.square().sum(), key)[0], slope, 1e-10)
     assert torch.autograd.gradcheck(call, (key, value, query))
 
 

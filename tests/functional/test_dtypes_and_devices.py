@@ -192,17 +192,16 @@ def test_named_backwards_stay_on_the_device(solver, shape, intercept):
         q, key, v = (torch.empty(6, *s, device="cuda") for s in ((m, d), (n, d), (n, k)))
         problem = Problem(q, key, v, torch.empty(6, n, device="cuda"), torch.empty(6, device="cuda"), None)
         plan = Plan(dual=solver == "dual" or (solver != "primal" and n < d), intercept=intercept, scale=0.5)
-        out, coef, matrix, packed = by_route.solve_batch(problem, plan, solver, False)
-        grads = by_route.backward_batch(out, problem, coef, matrix, packed, plan, solver, Needs(gain=False))
+        (out, coef, matrix, packed), plain = by_route.solve_batch(problem, plan, solver)
+        grads = by_route.backward_batch(out, problem, coef, matrix, packed, plain, plan, solver, Needs(gain=False))
         for x, g in zip(problem[:5], grads[:5], strict=True):
             assert g.device.type == "cuda"
             assert g.shape == x.shape
         points = rows.Points(q, key, problem.weight, problem.alpha, None)
         inner = "cholesky" if solver in ("primal", "dual") else solver
-        moved, matrix, packed = rows.transform_rows(*points, inner, False, False, None, None)
-        for x, g in zip(
-            points[:4], transform._pull(moved, points, moved, matrix, packed, inner, False)[:4], strict=True
-        ):
+        (moved, matrix, packed), plain = rows.transform_rows(*points, None, None, inner, False, False)
+        factor = transform.Factored(matrix, packed, plain)
+        for x, g in zip(points[:4], transform._pulled(moved, points, moved, factor, inner, False)[:4], strict=True):
             assert g.device.type == "cuda"
             assert g.shape == x.shape
 

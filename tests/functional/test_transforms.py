@@ -12,9 +12,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import reference
 from intention import causal_intention, naive
 from intention import functional as F
-from intention.solve import compiled as doors
 from intention.solve.native import library
-from intention.solve.ridge import by_route
+from intention.solve.ridge import by_route, ridge
 
 TALL, WIDE, DEEP = (5, 3, 2, 3), (2, 3, 5, 3), (5, 2, 4, 19)  # n, m, d, k; the last uses the explicit inverse
 SHAPES = [TALL, WIDE, DEEP]
@@ -356,26 +355,26 @@ def operator_arguments(name, dtype=torch.float64):
     gain = torch.rand(2, dtype=dtype, requires_grad=True)
     if name == "ridge":
         return [
-            (q, k, v, None, alpha, None, False, False, 1.0, "auto", False, True),
-            (q, k, v, weight, alpha, gain, True, True, 0.5, "auto", False, True),
-            (q, k, v, weight, alpha, None, False, False, 1.0, "float64", False, False),
-            (q, k.detach(), v, None, alpha.detach(), None, False, False, 1.0, "auto", False, False),
+            (q, k, v, None, alpha, None, False, False, 1.0, "auto", True),
+            (q, k, v, weight, alpha, gain, True, True, 0.5, "auto", True),
+            (q, k, v, weight, alpha, None, False, False, 1.0, "float64", False),
+            (q, k.detach(), v, None, alpha.detach(), None, False, False, 1.0, "auto", False),
         ]
     if name == "sigma":
-        return [(q, k, v, alpha, None, False, True), (q, k, v.detach(), alpha, gain, True, False)]
+        return [(q, k, v, alpha, None, True), (q, k, v.detach(), alpha, gain, False)]
     if name == "causal":
         q = torch.randn(2, 5, 4, dtype=dtype, requires_grad=True)
         return [
-            (q, k, v, weight, alpha, gain, None, None, None),
-            (q, k.detach(), None, None, alpha, None, None, None, -torch.rand(2, 5, dtype=dtype)),
+            (q, k, v, weight, alpha, gain, None, None, None, False, True),
+            (q, k.detach(), None, None, alpha, None, None, None, -torch.rand(2, 5, dtype=dtype), False, True),
         ]
     if name == "inverse":
         square = (k.mT @ k).detach().requires_grad_()
-        return [(square, weight[:, :4].detach(), alpha, gain, False, 1e-16)]
+        return [(square, weight[:, :4].detach(), alpha, gain, False, 1e-16, True)]
     return [
-        (q, k, None, alpha, None, "auto", False, False, True),
-        (q, k, weight, alpha, gain, "auto", True, False, True),
-        (q, k, weight.detach(), alpha, None, "auto", True, False, False),
+        (q, k, None, alpha, None, None, None, "auto", False, False, True),
+        (q, k, weight, alpha, gain, None, None, "auto", True, False, True),
+        (q, k, weight.detach(), alpha, None, None, None, "auto", True, False, False),
     ]
 
 
@@ -390,8 +389,8 @@ def test_opcheck(name, case):
 @pytest.fixture
 def backwards(monkeypatch):
     """What the compiled backward of a ridge fit is asked for, and how many elements are fitted again in float64."""
-    asked, again, pull, redo = [], [], doors.backward_batch, by_route._redo
-    monkeypatch.setattr(doors, "backward_batch", lambda *args: asked.append(args[-1]) or pull(*args))
+    asked, again, pull, redo = [], [], ridge.backward_batch, by_route._redo
+    monkeypatch.setattr(ridge, "backward_batch", lambda *args: asked.append(args[-1]) or pull(*args))
     monkeypatch.setattr(by_route, "_redo", lambda *args: again.append(args[5]) or redo(*args))
     return asked, again
 

@@ -51,6 +51,18 @@ def test_the_version_is_one():
     assert f"## {version}" in (ROOT / "CHANGELOG.md").read_text()
 
 
+def test_hooks_before_a_commit_are_those_of_lint():
+    lint = (ROOT / "Makefile").read_text().split("\nlint:")[1].split("\n\n")[0]
+    commands = [line.strip().replace("$(BIN)", ".venv/bin") for line in lint.splitlines()[1:]]
+    hooks = re.findall(r"entry: (.+)", (ROOT / ".pre-commit-config.yaml").read_text())
+    assert [command.removesuffix(" .github/workflows/*.yml") for command in commands] == hooks
+
+
+def test_the_oldest_torch_is_told():
+    oldest = re.search(r'"torch>=(.+)"', (ROOT / "pyproject.toml").read_text())[1]
+    assert f"needs torch >= {oldest} " in (ROOT / "README.md").read_text()
+
+
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/index.md"])
 def test_links_lead_somewhere(page):
     text = (ROOT / page).read_text()
@@ -64,7 +76,7 @@ def test_links_lead_somewhere(page):
 def test_commands_of_the_readme_are_targets():
     targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for page in ("README.md", "CONTRIBUTING.md"):
-        for line in re.findall(r"make ([a-z ]+)", (ROOT / page).read_text()):
+        for line in re.findall(r"make ([a-z0-9 ]+)", (ROOT / page).read_text()):
             assert set(line.split()) <= targets, line
 
 

@@ -38,7 +38,7 @@ from intention.nn import (
     mlp,
     swap_attention,
 )
-from intention.solve.doors import compiling
+from intention.solve.torch_state import compiling
 
 D, K, WIDTH, HEADS = 3, 5, 12, 3  # features of keys and values of a head; of the tokens of a mixer
 DYNAMIC = torch.export.Dim.DYNAMIC

@@ -203,14 +203,12 @@ def _regulariser(
     return alpha, gain_of(alpha, covariance)
 
 
-def problem_of(flat: Inputs) -> tuple[Problem, bool]:
-    """The Problem of a flat batch, and whether its values are known to be right."""
-    alpha, trusted = flat.alpha, flat.weight is None
+def problem_of(flat: Inputs) -> Problem:
+    """The Problem of a flat batch."""
+    alpha = flat.alpha
     if not isinstance(alpha, Tensor):
         alpha = flat.key.new_full((flat.key.shape[0],), alpha)
-    else:
-        trusted = False
-    return Problem(flat.query, flat.key, flat.value, flat.weight, alpha, flat.gain), trusted
+    return Problem(flat.query, flat.key, flat.value, flat.weight, alpha, flat.gain)
 
 
 def is_dual(solver: str, key: Tensor) -> bool:
@@ -225,6 +223,6 @@ def weigh_mask(inputs: Inputs, keep: Tensor) -> Inputs:
     return inputs._replace(weight=kept if inputs.weight is None else inputs.weight * kept)
 
 
-def unflatten_report(packed: Tensor, dual: bool, inputs: Inputs) -> Report:
+def unflatten_report(packed: Tensor, inputs: Inputs) -> Report:
     lead = layout.context_lead(inputs)
-    return Report(*(x.reshape(lead) for x in unpack(packed, dual, inputs.key.dtype)))
+    return Report(*(x.reshape(lead) for x in unpack(packed)))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from intention import _checks as checks
 from intention.solve.causal.each_query import triangle
-from intention.solve.doors import eager, gradient_free
+from intention.solve.torch_state import eager, gradient_free
 
 _BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
 

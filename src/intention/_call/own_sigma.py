@@ -14,10 +14,10 @@ from intention.context.by_features import ByFeatures
 from intention.context.by_points import ByPoints, Inner
 from intention.context.sums import Sums
 from intention.solve.centring import centred
-from intention.solve.doors import eager, gradient_free
 from intention.solve.ladder import Report
 from intention.solve.problem import Problem
 from intention.solve.ridge.ridge import LARGE
+from intention.solve.torch_state import eager, gradient_free
 from intention.solve.transform.rows import Points
 from intention.solve.transform.transform import transform as transform_points
 
@@ -97,7 +97,7 @@ def _by_deviations(inputs: Inputs, intercept: bool) -> Tensor:
         alpha.expand(lead).reshape(-1),
         None if gain is None else gain.expand(lead).reshape(-1),
     )
-    w = transform_points(points, "auto", True)[0]
+    w = transform_points(points, "auto")[0]
     return query @ w.reshape(*lead, *rhs.shape[-2:]).mT + mean
 
 

@@ -27,7 +27,7 @@ def per_query(inputs: Inputs, mask: Tensor | None, solve: Solve) -> tuple[Tensor
         whole = checks.leading(context=whole, mask=tuple(mask.shape[:-2]))
     m, n = inputs.query.shape[-2], inputs.key.shape[-2]
     flat, restore = layout.flatten(inputs._replace(key=inputs.key.expand(*whole, *inputs.key.shape[-2:])), fold=False)
-    base, _ = problem_of(flat)
+    base = problem_of(flat)
     batch = base.query.shape[0]
     if mask is not None:
         lead = restore(base.query).shape[:-2]
@@ -47,7 +47,7 @@ def in_chunks(inputs: Inputs, transform_only: bool) -> tuple[Tensor, Report]:
     """Causal fits of the named covariances that are made of the keys: chunks of tokens, O(N (d^2 + d k))."""
     whole = layout.context_lead(inputs)
     flat, restore = layout.flatten(inputs._replace(key=inputs.key.expand(*whole, *inputs.key.shape[-2:])), fold=False)
-    base, _ = problem_of(flat)
+    base = problem_of(flat)
     query, key, value, weight, alpha, gain = base
     if (missing := query.shape[1] - key.shape[1]) > 0:  # queries beyond the last key see all keys
         key, value = (TF.pad(x, (0, 0, 0, missing)) for x in (key, value))

@@ -13,10 +13,10 @@ from intention._call import counting, layout
 from intention._call.arguments import is_dual, problem_of, unflatten_report
 from intention._call.counting import Counted
 from intention._call.layout import Inputs
-from intention.solve.doors import compiling, gradient_free, look
 from intention.solve.ladder import DUAL, FLOAT64, PINV, PRIMAL, TOLERATED, Report, has_float64, warn_inaccurate
 from intention.solve.problem import Problem
-from intention.solve.transform.fused import SMALL_ROUNDING, rounding, sigma
+from intention.solve.torch_state import compiling, gradient_free, look
+from intention.solve.transform.fused import SMALL_ROUNDING, rounding, sigma, watched
 from intention.solve.transform.rows import Points
 from intention.solve.transform.transform import transform
 
@@ -32,24 +32,24 @@ def fused(inputs: Inputs, scale: float) -> tuple[Tensor, Report] | None:
     if inputs.weight is not None:
         return None
     flat, restore = layout.flatten(inputs)
-    problem, trusted = problem_of(flat)
+    problem = problem_of(flat)
     scaled = _over_scale(problem, scale)
-    found = None if scaled is None else sigma(scaled, trusted)
+    found = None if scaled is None else sigma(scaled)
     if found is None:
         return None
-    return restore(found[0]), unflatten_report(found[1], is_dual("auto", inputs.key), inputs)
+    return restore(found[0]), unflatten_report(found[1], inputs)
 
 
-def fused_plain(problem: Problem, scale: float, trusted: bool) -> Tensor | None:
+def fused_plain(problem: Problem, scale: float) -> Tensor | None:
     """The same for a call without broadcasting, in a fraction of the time."""
     scaled = _over_scale(problem, scale)
     if scaled is None:
         return None
     problem = scaled
     if gradient_free(*problem):
-        found = sigma(problem, trusted)
+        found = sigma(problem)
         return None if found is None else found[0]
-    found = sigma(problem.expanded(), trusted)
+    found = sigma(problem.expanded())
     return None if found is None else found[0].reshape(*problem.query.shape[:-1], problem.value.shape[-1])
 
 
@@ -74,16 +74,16 @@ def transform_shared(inputs: Inputs, solver: str) -> tuple[Tensor, Tensor, Repor
         flat, restore = layout.flatten(inputs._replace(query=inputs.key))
     else:
         flat, restore = layout.flatten(inputs)
-    problem, trusted = problem_of(flat)
+    problem = problem_of(flat)
     if dual:
         points = Points(problem.key.mT, problem.key.mT, None, problem.alpha, problem.gain)
-        moved, packed = transform(points, transform_solver(solver), trusted)
-        report = unflatten_report(packed, True, inputs)
+        moved, packed = transform(points, transform_solver(solver))
+        report = unflatten_report(packed, inputs)
         report = report._replace(route=torch.where(report.route == PRIMAL, DUAL, report.route))
         return inputs.query, restore(moved.mT), report
     points = Points(problem.query, problem.key, problem.weight, problem.alpha, problem.gain)
-    moved, packed = transform(points, transform_solver(solver), trusted)
-    return restore(moved), inputs.key, unflatten_report(packed, False, inputs)
+    moved, packed = transform(points, transform_solver(solver))
+    return restore(moved), inputs.key, unflatten_report(packed, inputs)
 
 
 def transform_solver(solver: str) -> str:
@@ -119,7 +119,7 @@ def scored(moved: Tensor, key: Tensor, report: Report, solver: str, inputs: Inpu
     if solver != "auto":
         return moved, report, False
     if compiling():  # a graph has one precision
-        return torch.ops.intention.watched(moved, torch.fmax(error, lost.amax())), report, False
+        return watched(moved, torch.fmax(error, lost.amax())), report, False
     largest = coarse = max(look(error).amax().item(), look(lost).amax().item())
     slopes = None
     if not gradient_free(moved, key):  # the gradient of X is rounded before it is multiplied by Sigma^-1

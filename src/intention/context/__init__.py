@@ -18,8 +18,8 @@ from intention.features import Features
 from intention.kernels import BoundKernel
 from intention.solve.centring import EPS
 from intention.solve.constraints.constrained import Constraint
-from intention.solve.doors import eager
 from intention.solve.ladder import Report
+from intention.solve.torch_state import eager
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)

@@ -13,9 +13,9 @@ from torch import Tensor
 from intention._cached import lazy
 from intention._covariance import Rule
 from intention.context.sums import Sums
-from intention.solve.doors import eager
 from intention.solve.ladder import PINV, Report, warn_inaccurate
 from intention.solve.matrix.inverse import EPS, inverse
+from intention.solve.torch_state import eager
 
 
 class Solution(NamedTuple):

@@ -14,7 +14,7 @@ from intention.context import Context
 from intention.context.choose_alpha import choose_alpha
 from intention.features import Features, fourier, nystroem
 from intention.kernels import BoundKernel, Custom, Function, Kernel, as_kernel
-from intention.solve.doors import eager
+from intention.solve.torch_state import eager
 
 AnyKernel = str | Kernel | BoundKernel | Function
 

@@ -22,7 +22,7 @@ from intention import _checks as checks
 from intention.context.by_features import ByFeatures
 from intention.context.by_points import ByPoints
 from intention.context.solved import Solved
-from intention.solve.doors import eager
+from intention.solve.torch_state import eager
 
 HELD = 1 << 22  # entries of copied keys, or of the matrices made of them, held at once
 

@@ -18,10 +18,10 @@ from intention.features import Features, same_map
 from intention.kernels import BoundKernel, Custom
 from intention.solve.centring import centred
 from intention.solve.constraints.constrained import Constraint, constrained
-from intention.solve.doors import eager, gradient_free
 from intention.solve.ladder import TOLERATED, Report, warn_inaccurate
 from intention.solve.problem import relative_size
 from intention.solve.ridge.ridge import hat_of_points, solve_points
+from intention.solve.torch_state import eager, gradient_free
 
 # An estimated error above this is worth another look at the points themselves, whose condition is not squared. The
 # second: in float64, and where derivatives are asked, which hold residuals far smaller than the values.

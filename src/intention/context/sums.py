@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from intention.solve.centring import EPS, FLAT, centred, value_zero
-from intention.solve.doors import eager, gradient_free
+from intention.solve.torch_state import eager, gradient_free
 
 # Rounding that a sum of products may show: beyond this share of the trace a negative direction is real.
 ROUNDING = 1e-10

@@ -27,9 +27,9 @@ from intention.discriminant.labels import (
     rule_of,
     threshold_of,
 )
-from intention.solve.doors import eager, gradient_free
 from intention.solve.ladder import PINV, Report
 from intention.solve.matrix.inverse import inverse
+from intention.solve.torch_state import eager, gradient_free
 
 ROUTES = ("within", "total")
 

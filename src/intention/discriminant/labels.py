@@ -9,7 +9,7 @@ from torch import Tensor
 
 from intention import _checks as checks
 from intention._covariance import Rule, deviations
-from intention.solve.doors import eager
+from intention.solve.torch_state import eager
 
 
 def labelled(key: Tensor, value: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -24,7 +24,7 @@ from intention._covariance import Covariance, is_named, wide_alpha
 from intention.context import Context
 from intention.distributed.moments import Moments, joined, moments_of
 from intention.distributed.ranks import agree, member, place, sum_over_ranks
-from intention.solve.doors import eager
+from intention.solve.torch_state import eager
 
 __all__ = ["fit", "intention"]
 

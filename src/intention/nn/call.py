@@ -12,6 +12,7 @@ from intention._covariance import Covariance
 from intention.functional import intention
 from intention.nn.alpha import alpha_of_call
 from intention.nn.scaling import Scale, factor_of, scale_queries
+from intention.solve.torch_state import unobserved
 
 
 def solve(
@@ -51,7 +52,11 @@ def solve(
     out = call(
         query, key, value, attn_mask, is_causal=is_causal, scale=scale, alpha=alpha, covariance=covariance, **options
     )
-    return (out if after is None else out * after).to(dtype)
+    if after is None:
+        return out.to(dtype)
+    if unobserved() and (not isinstance(after, Tensor) or after.dtype == out.dtype):
+        return out.mul_(after).to(dtype)  # fresh memory takes longer than the product
+    return (out * after).to(dtype)
 
 
 def unit_vectors(key: Tensor, origin: bool = False) -> Tensor:

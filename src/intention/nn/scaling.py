@@ -89,7 +89,7 @@ def factor_of(
     `n` (..., M or 1, 1) or a number; alpha broadcasts to the leading dimensions.
     """
     d, n = query.shape[-1], number(n, query)
-    size = alpha[..., None, None] if isinstance(alpha, Tensor) else alpha
+    size = alpha.unsqueeze(-1).unsqueeze(-1) if isinstance(alpha, Tensor) else alpha
     if scale == "attention":
         return size * d**-0.5
     factor = variance_scale(n, d) if scale == "variance" else output_scale(n, d)

@@ -29,8 +29,8 @@ from intention.context import storage
 from intention.solve.causal.chunks import Tokens
 from intention.solve.causal.each_query import triangle
 from intention.solve.causal.sequence import causal
-from intention.solve.doors import compiling, gradient_free, look
 from intention.solve.ladder import Report
+from intention.solve.torch_state import compiling, gradient_free, look
 
 SUMS = torch.float64
 SLOPES_RATIO = 1e4  # the condition up to which sums in float64 serve gradients, whose errors grow with its square

@@ -60,22 +60,17 @@ def base_report(dual: bool, ratio: Tensor, dtype: torch.dtype) -> Report:
 
 
 def pack(report: Report) -> Tensor:
-    """(B, 3), the form in which a report goes through the doors. Ratios alone, (B,), say that nothing happened."""
+    """(B, 3), the form in which a report goes through an operator."""
     return torch.stack(report, -1)
 
 
-def unpack(packed: Tensor, dual: bool, dtype: torch.dtype) -> Report:
-    return base_report(dual, packed, dtype) if packed.dim() == 1 else Report(*packed.unbind(-1))
+def unpack(packed: Tensor) -> Report:
+    return Report(*packed.unbind(-1))
 
 
-def whole(packed: Tensor, dual: bool, dtype: torch.dtype) -> Tensor:
-    """(B, 3), whatever happened."""
-    return packed if packed.dim() == 2 else pack(base_report(dual, packed, dtype))
-
-
-def uneventful(packed: Tensor) -> bool:
-    """Whether the plain factor served every element; known without reading the host."""
-    return packed.dim() == 1
+def served_all(packed: Tensor) -> bool:
+    """Whether the plain factor served every element. Looks at the host."""
+    return packed[:, 0].amax().item() < REFINED
 
 
 def has_float64(device: torch.device) -> bool:

@@ -3,6 +3,7 @@
 import ctypes
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -14,9 +15,11 @@ import pytest
 
 from intention.solve.native import build
 from intention.solve.native.library import ABI
+from intention.solve.native.library import PATH as LIBRARY
 
 ROOT = Path(__file__).parents[3]
 INSIDE = "intention/solve/native/"
+SOURCES = INSIDE + f"{build.SOURCES.relative_to(build.HERE)}/"
 HAS_COMPILER = "CXX" in os.environ or any(map(shutil.which, build.COMPILERS))
 needs_compiler = pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler: $CXX is not set, none is on PATH")
 
@@ -41,6 +44,7 @@ def environment(**changes):
     """Ours, without what would lead to src/ or decide about compiling."""
     left_out = {"PYTHONPATH", "INTENTION_NATIVE", *(name for name, value in changes.items() if value is None)}
     kept = {name: value for name, value in os.environ.items() if name not in left_out}
+    kept.setdefault(build.CACHE, str(ROOT / "build" / "native"))  # where make puts the objects that are there already
     return kept | {name: value for name, value in changes.items() if value is not None}
 
 
@@ -65,10 +69,10 @@ def project(tmp_path):
 @pytest.fixture
 def stub(project):
     """The same with a library that compiles in no time: the real kernels take a minute of processor time."""
-    native = project / "src" / INSIDE / "csrc"
-    for source in (*native.glob("*.cpp"), *native.glob("*.h")):
+    sources = project / "src" / SOURCES
+    for source in (*sources.glob("*.cpp"), *sources.glob("*.h")):
         source.unlink()
-    (native / "dispatch.cpp").write_text(STUB)
+    (sources / "dispatch.cpp").write_text(STUB)
     return project
 
 
@@ -92,6 +96,12 @@ def wheel_of(project, out, env):
 def content(wheel):
     with zipfile.ZipFile(wheel) as archive:
         return set(archive.namelist())
+
+
+def tags_of(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/WHEEL"))
+        return [line for line in archive.read(name).decode().splitlines() if line.startswith("Tag: ")]
 
 
 @pytest.mark.parametrize("compiler", [pytest.param(True, marks=needs_compiler), False])
@@ -123,17 +133,51 @@ def test_a_wheel_installs_and_computes(tmp_path, project, compiler):
         assert "built without a C++ compiler" in told["reason"]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="manylinux is for Linux")
+def test_a_wheel_for_other_machines(tmp_path, project):
+    for tool in ("auditwheel", "ziglang"):
+        pytest.importorskip(tool, reason=f"{tool} is not installed: make wheel does it")
+    said = run(sys.executable, ROOT / "tools" / "wheel.py", "--project", project, "--out", tmp_path / "out")
+    (wheel,) = (tmp_path / "out").glob("*.whl")
+    machine = platform.machine()
+    assert wheel.name.endswith(f"-py3-none-manylinux_2_28_{machine}.whl")
+    assert tags_of(wheel) == [f"Tag: py3-none-manylinux_2_28_{machine}"]
+    assert ": needs glibc 2." in said
+    python = clean_python(tmp_path / "clean")
+    run(python, "-m", "pip", "install", "--no-deps", "--no-index", "--ignore-installed", wheel)
+    told = json.loads(run(python, "-c", ANSWERS, cwd=tmp_path).splitlines()[-1])
+    assert told["error"] < 1e-5
+    assert told["native"]
+    assert Path(told["path"]).is_relative_to(tmp_path / "clean")
+
+
+@needs_compiler
+@pytest.mark.skipif(platform.libc_ver() < ("glibc", "2.34"), reason="needs a glibc that has what older ones have not")
+def test_a_wheel_that_promises_too_much_is_refused(tmp_path, stub):
+    pytest.importorskip("auditwheel", reason="auditwheel is not installed: make wheel does it")
+    source = stub / "src" / SOURCES / "dispatch.cpp"
+    source.write_text(f'#include <dlfcn.h>\n{STUB}\nEXPORTED void *find(void) {{ return dlsym(nullptr, "free"); }}')
+    promise = f"manylinux_2_28_{platform.machine()}"
+    _, wheel = wheel_of(stub, tmp_path / "out", environment(INTENTION_WHEEL_PLATFORM=promise))
+    assert promise in wheel.name
+    command = [sys.executable, ROOT / "tools" / "wheel.py", "--check", wheel]
+    told = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert told.returncode == 1
+    assert f"{wheel.name} needs glibc 2.34" in told.stderr
+
+
 def test_a_wheel_without_kernels_on_demand(tmp_path, project):
     said, wheel = wheel_of(project, tmp_path / "out", environment(INTENTION_NATIVE="0"))
     assert "INTENTION_NATIVE is 0; installing without the native kernels" in said
     assert wheel.name.endswith("-py3-none-any.whl")
+    assert "intention/py.typed" in content(wheel)
 
 
 @needs_compiler
 def test_a_wheel_without_kernels_where_they_do_not_compile(tmp_path, stub):
     native = stub / "src" / INSIDE
     (native / "_kernels.so").write_bytes(b"of an older build")
-    (native / "csrc" / "broken.cpp").write_text("this is not C++;")
+    (stub / "src" / SOURCES / "broken.cpp").write_text("this is not C++;")
     said, wheel = wheel_of(stub, tmp_path / "out", environment())
     assert "compiling failed; installing without the native kernels" in said
     assert "broken.cpp:1" in said  # the compiler's own words
@@ -161,8 +205,7 @@ def test_a_source_distribution_has_what_a_build_needs(tmp_path, project):
     shutil.unpack_archive(archive, tmp_path / "unpacked")
     (top,) = (tmp_path / "unpacked").iterdir()
     assert (top / "hatch_build.py").exists()
-    native = ROOT / "src" / INSIDE
-    for source in (native / "build.py", *native.glob("csrc/*.cpp"), *native.glob("csrc/*.h")):
+    for source in (build.HERE / "build.py", *build.SOURCES.glob("*.cpp"), *build.SOURCES.glob("*.h")):
         assert (top / source.relative_to(ROOT)).exists(), source
     assert not (top / "src" / INSIDE / "_kernels.so").exists()
 
@@ -212,6 +255,43 @@ def test_kernels_are_compiled_for_every_instruction_set(tmp_path):
             function = getattr(library, f"{what}_{name}")
             function.restype = ctypes.c_char_p
             assert function().decode() == want
+
+
+@needs_compiler
+@pytest.mark.skipif(not LIBRARY.exists(), reason="there is no compiled library")
+def test_the_library_agrees_with_plain_loops(tmp_path):
+    """What `make aarch64` runs in an emulator."""
+    program, source = tmp_path / "selftest", Path(__file__).with_name("selftest.cpp")
+    libraries = (LIBRARY, f"-Wl,-rpath,{LIBRARY.parent}")
+    run(*build.find_compiler(), "-std=c++17", "-O1", f"-I{build.SOURCES}", source, *libraries, "-o", program)
+    assert ": 0 of 170 comparisons failed" in run(program)
+
+
+@needs_compiler
+def test_a_second_build_compiles_what_has_changed(tmp_path, monkeypatch):
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.cpp").write_text(
+            f'#include "number.h"\nextern "C" __attribute__((visibility("default"))) int {name}() {{ return NUMBER; }}'
+        )
+    monkeypatch.setenv(build.CACHE, str(tmp_path / "cache"))
+
+    def compiled(number):
+        (tmp_path / "number.h").write_text(f"#define NUMBER {number}")
+        lines = []
+        build.compile_library(tmp_path, tmp_path / f"toy{number}.so", say=lines.append)
+        library = ctypes.CDLL(str(tmp_path / f"toy{number}.so"))
+        assert (library.one(), library.two()) == (number, number)
+        assert [line.split()[1] for line in lines] == ["1/2", "2/2"]
+        return {line.split()[2] for line in lines if "from an earlier build" not in line}
+
+    assert compiled(1) == {"one", "two"}
+    assert compiled(2) == {"one", "two"}  # a header is part of every source
+    assert compiled(1) == set()
+    assert len(list((tmp_path / "cache").iterdir())) == 4
+    (tmp_path / "two.cpp").write_text((tmp_path / "two.cpp").read_text() + "\n")
+    assert compiled(1) == {"two"}
+    monkeypatch.setenv("CXX", f"{build.find_compiler()[0]} -DOTHER")
+    assert compiled(1) == {"one", "two"}  # another compiler's objects are not ours
 
 
 def test_other_processors_get_the_baseline_alone(tmp_path):

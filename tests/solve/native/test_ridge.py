@@ -17,6 +17,7 @@ from intention.solve.problem import Plan, Problem, fit, predict, refine
 from intention.solve.ridge import by_route
 from intention.solve.ridge.gradients import Mode, Needs, pullback
 from intention.solve.transform import rows, transform
+from intention.solve.transform.transform import Factored
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no compiled kernels")
 
@@ -80,7 +81,7 @@ def test_values_and_gradients_are_those_of_torch(shape, dtype):
             report = found.report.clone()
             report[:, 0] = 2 if refined else 0
             with torch.no_grad():
-                grads = native.backward(problem, plan, grad, found.coef, found.matrix, report, needs)
+                grads, _ = native.backward(problem, plan, grad, found.coef, found.matrix, report, needs)
             expected = pullback(
                 *(wide, plan, grad.double(), lambda y, f=fitted: solve(f.factor, y), fitted.coef, needs),
                 Mode(refined, False),
@@ -120,8 +121,8 @@ def test_layouts(shape, dtype):
         grad = change(torch.ones_like(expected.out))
         with torch.no_grad():
             needs = Needs(weight=False)
-            a = native.backward(moved, plan, grad, found.coef, found.matrix.clone(), found.report, needs)
-            b = native.backward(
+            a, _ = native.backward(moved, plan, grad, found.coef, found.matrix.clone(), found.report, needs)
+            b, _ = native.backward(
                 *(problem, plan, grad.reshape(expected.out.shape), expected.coef, expected.matrix),
                 *(expected.report, needs),
             )
@@ -133,13 +134,13 @@ def test_shared_keys():
     """Each key serves its neighbours; gradients add up over them."""
     problem, plan = make((20, 6, 8, 3), torch.float64, True, False, 12), Plan(False, False, 1.0)
     few = problem._replace(key=problem.key[:4].clone(), value=problem.value[:4].clone())
-    out, coef, matrix, packed = by_route.solve_batch(few, plan, "auto", False)
+    (out, coef, matrix, packed), plain = by_route.solve_batch(few, plan, "auto")
     wide = few.expanded()
-    again = by_route.solve_batch(wide, plan, "auto", False)
+    again, _ = by_route.solve_batch(wide, plan, "auto")
     torch.testing.assert_close(out, again[0], rtol=1e-12, atol=0)
     with torch.no_grad():
-        grads = by_route.backward_batch(out, few, coef, matrix, packed, plan, "auto", Needs(gain=False))
-        apart = by_route.backward_batch(out, wide, coef, matrix, packed, plan, "auto", Needs(gain=False))
+        grads = by_route.backward_batch(out, few, coef, matrix, packed, plain, plan, "auto", Needs(gain=False))
+        apart = by_route.backward_batch(out, wide, coef, matrix, packed, plain, plan, "auto", Needs(gain=False))
     torch.testing.assert_close(grads.key, apart.key.view(4, 3, 20, 8).sum(1), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(grads.value, apart.value.view(4, 3, 20, 3).sum(1), rtol=1e-12, atol=1e-12)
 
@@ -185,12 +186,16 @@ def test_each_element_takes_the_route_of_torch(shape, monkeypatch):
     assert native.forward(problem, plan).status == SOME_LEFT
     grad = torch.ones(24, shape[1], shape[3])
     with torch.no_grad():
-        ours = by_route.solve_batch(problem, plan, "auto", True)
-        our_grads = by_route.backward_batch(grad, problem, *ours[1:], plan, "auto", Needs(weight=False, gain=False))
+        ours, plain = by_route.solve_batch(problem, plan, "auto")
+        our_grads = by_route.backward_batch(
+            grad, problem, *ours[1:], plain, plan, "auto", Needs(weight=False, gain=False)
+        )
         monkeypatch.setattr(by_route.native, "forward", lambda *_: None)
         monkeypatch.setattr(by_route.native, "backward", lambda *_: None)
-        torchs = by_route.solve_batch(problem, plan, "auto", True)
-        grads = by_route.backward_batch(grad, problem, *torchs[1:], plan, "auto", Needs(weight=False, gain=False))
+        torchs, plain = by_route.solve_batch(problem, plan, "auto")
+        grads = by_route.backward_batch(
+            grad, problem, *torchs[1:], plain, plan, "auto", Needs(weight=False, gain=False)
+        )
     assert torch.equal(ours[3][:, 0], torchs[3][:, 0])
     assert (ours[3][:, 0] == 2).any() == (not plan.dual)
     assert (ours[3][:, 0] == 3).any()
@@ -227,7 +232,7 @@ def test_float64_in_the_kernels(shape, options):
     assert distance(found.report[:, 1], fitted.factor.ratio) < 1e-3
     grad = torch.randn(found.out.shape, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
-        grads = native.backward(problem, plan, grad, found.coef, found.matrix, found.report, Needs())
+        grads, _ = native.backward(problem, plan, grad, found.coef, found.matrix, found.report, Needs())
     expected = pullback(
         *(wide, plan, grad.double(), lambda y: solve(fitted.factor, y), fitted.coef, Needs()), Mode(True, False)
     )
@@ -254,7 +259,7 @@ def test_float64_in_any_layout(shape):
             found = native.forward(case, plan)
             upstream = heads(grad) if case is moved else grad
             with torch.no_grad():
-                grads = native.backward(case, plan, upstream, *found[1:4], Needs())
+                grads, _ = native.backward(case, plan, upstream, *found[1:4], Needs())
         finally:
             torch.set_num_threads(before)
         assert (found.report[:, 0] == FLOAT64).all()
@@ -277,7 +282,7 @@ def test_gradients_that_float32_loses(dual):
     fitted = fit(wide, plan, "cholesky")
     for needs in (Needs(weight=False), Needs()):
         with torch.no_grad():
-            ours = native.backward(problem, plan, grad, found.coef, found.matrix, found.report, needs)
+            ours, _ = native.backward(problem, plan, grad, found.coef, found.matrix, found.report, needs)
         expected = pullback(
             *(wide, plan, grad.double(), lambda y: solve(fitted.factor, y), fitted.coef, needs), Mode(False, False)
         )
@@ -313,16 +318,17 @@ def test_rows_times_the_inverse(shape, dtype, monkeypatch):
         p = make((n, m, d, 1), dtype, weight, gain, 6)
         points = rows.Points(p.query, p.key[:2], p.weight, p.alpha, p.gain)
         inverse = wants_inverse(d, m)
-        ours = rows.transform_rows(*points, "auto", inverse, True, None, None)
-        assert ours[2].dim() == 1
+        ours, plain = rows.transform_rows(*points, None, None, "auto", inverse, False)
+        assert plain
         grad = torch.ones_like(p.query)
         with torch.no_grad():
-            pulled = transform._pull(grad, points, *ours, "auto", inverse)
+            pulled = transform._pulled(grad, points, ours[0], Factored(*ours[1:], plain), "auto", inverse)
             with monkeypatch.context() as patch:
                 patch.setattr(native_rows, "forward", lambda *_: None)
                 patch.setattr(native_rows, "backward", lambda *_: None)
-                torchs = rows.transform_rows(*points, "auto", inverse, True, None, None)
-                expected = transform._pull(grad, points, *torchs, "auto", inverse)
+                torchs, plain = rows.transform_rows(*points, None, None, "auto", inverse, False)
+                factor = Factored(*torchs[1:], plain)
+                expected = transform._pulled(grad, points, torchs[0], factor, "auto", inverse)
         for a, b in zip((*ours, *pulled), (*torchs, *expected), strict=True):
             assert (a is None) == (b is None)
             assert a is None or distance(a, b) < 50 * TOLERANCE[dtype]

@@ -13,7 +13,7 @@ from intention.solve.problem import Problem
 # Elements that a chunk of query-by-query solves may hold at once (64 MiB in float32).
 CHUNK = 1 << 24
 
-Solve = Callable[[Problem, bool], tuple[Tensor, Report]]
+Solve = Callable[[Problem], tuple[Tensor, Report]]
 Taken = Callable[[int, int, int], Tensor]  # (first query, queries, keys) -> how much the keys count (B, queries, keys)
 
 
@@ -41,7 +41,7 @@ def each_query(base: Problem, taken: Taken, causal: bool, solve: Solve) -> tuple
             base.alpha.repeat_interleave(rows, 0),
             None if base.gain is None else base.gain.repeat_interleave(rows, 0),
         )
-        out, report = solve(part, False)
+        out, report = solve(part)
         outs.append(out.reshape(batch, rows, -1))
         reports.append(Report(*(x.reshape(batch, rows).amax(1) for x in report)))
     return torch.cat(outs, 1), Report(*(torch.stack(x).amax(0) for x in zip(*reports, strict=True)))

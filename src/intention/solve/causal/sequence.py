@@ -1,16 +1,17 @@
-"""Causal least squares, each sequence by the route it needs, and the eager door (`compiled` has the other).
+"""Causal least squares, each sequence by the route it needs, and its operator.
 
-chunks           `causal`, or `decay` where tokens are forgotten
-token by token   `rooted`: conditions that sums in float64 do not serve, and decays too strong for chunks
+chunks           `chunks`, or `decay` where tokens are forgotten
+token by token   `by_roots`: conditions that sums in float64 do not serve, and decays too strong for chunks
 query by query   beyond: alpha = 0; by the ladder
 
-Derivatives are written with causal fits (`slopes`), so any order and every transform of torch works; the first has a
+Derivatives are written with causal fits (`gradients`), so any order and every transform of torch works; the first has a
 shorter way where chunks serve.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,18 +24,6 @@ from intention.solve.causal.decay import length, solve_fading
 from intention.solve.causal.each_query import each_query, triangle
 from intention.solve.causal.gradients import Nine
 from intention.solve.causal.spans import pull_causal, solve_causal
-from intention.solve.doors import (
-    Door,
-    compiling,
-    eager,
-    forward_mode,
-    gather_batch,
-    gradient_free,
-    legacy_batched,
-    no_autocast,
-    scatter_batch,
-    unobserved,
-)
 from intention.solve.factor import inverse_of_lower
 from intention.solve.ladder import (
     QR,
@@ -47,8 +36,10 @@ from intention.solve.ladder import (
     unpack,
     warn_inaccurate,
 )
+from intention.solve.operator import Note, Operator, Saved
 from intention.solve.problem import Plan, Problem
 from intention.solve.ridge.ridge import ridge
+from intention.solve.torch_state import compiling, eager, gradient_free, no_autocast
 from intention.solve.transform.rows import Points
 from intention.solve.transform.transform import transform
 
@@ -60,37 +51,39 @@ PLAIN, STEEP, ROOTED, FAR = range(4)
 DERIVED_RATIO, STEEP_RATIO, SHORT_RATIO, LONG_RATIO, STATE_RATIO = 1e5, 1e5, 1e12, 1e15, 4e10
 
 
-class Note:
-    """What a forward saw on the host, where derivatives and transforms cannot look."""
+class Seen(NamedTuple):
+    """What a forward saw on the host."""
 
-    far = False  # some sequence goes query by query
-    report: Report | None = None  # of those that went token by token
+    far: bool  # some sequence goes query by query
+    report: Report | None  # of those that went token by token
 
 
 def causal(tokens: Tokens, log_decay: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Answers (B, N, k), or (B, N, d) without values, and a packed report (B, 3): the worst token of each sequence."""
-    nine, note = (*tokens, log_decay), Note()
+    nine = (*tokens, log_decay)
     if compiling():
-        out, packed, _ = torch.ops.intention.causal(*nine)
+        out, packed = CAUSAL(*nine, False)
         return out, packed
     if gradient_free(*nine):
-        out, packed, way = fits(nine, False, note)
+        (out, way, packed), seen = fits(*nine, False, False)
     else:
-        out, packed, way = Causal.apply(*nine, False, note)
-    if note.report is not None:
-        warn_inaccurate(note.report)
-    if note.far:
-        return _with_far(nine, out, packed, way)
-    return out, packed
+        note = Note()
+        out, way, packed = CAUSAL.function.apply(*nine, False, note)
+        seen = note.seen
+    return _completed(nine, out, way, packed, seen)
 
 
-def causal_batch(*nine: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """(answers, packed report, how each sequence was solved), for the compiled door."""
-    note = Note()
-    out, packed, way = fits(nine, False, note)
-    if note.report is not None:
-        warn_inaccurate(note.report)
-    return (*_with_far(nine, out, packed, way), way) if note.far else (out, packed, way)
+def _traced(*args: Any) -> tuple[tuple[Tensor, Tensor, Tensor], None]:
+    """`fits` with the sequences that are FAR: a graph has no second call."""
+    (out, way, packed), seen = fits(*args)
+    out, packed = _completed(args[:9], out, way, packed, seen)
+    return (out, way, packed), None
+
+
+def _completed(nine: Nine, out: Tensor, way: Tensor, packed: Tensor, seen: Seen) -> tuple[Tensor, Tensor]:
+    if seen.report is not None:
+        warn_inaccurate(seen.report)
+    return _with_far(nine, out, packed, way) if seen.far else (out, packed)
 
 
 def _with_far(nine: Nine, out: Tensor, packed: Tensor, way: Tensor) -> tuple[Tensor, Tensor]:
@@ -105,35 +98,37 @@ def _with_far(nine: Nine, out: Tensor, packed: Tensor, way: Tensor) -> tuple[Ten
 
 
 @no_autocast
-def fits(nine: Nine, transposed: bool, note: Note) -> tuple[Tensor, Tensor, Tensor]:
-    """(q_t W_t, or q_t A_t^-1 without values, or W_t g_t with g for the query; packed report; how it was solved).
+def fits(*args: Any) -> tuple[tuple[Tensor, Tensor, Tensor], Seen]:
+    """(q_t W_t, or q_t A_t^-1 without values, or W_t g_t with g for the query; how it was solved; packed report).
 
     The answers of sequences that are FAR are 0. Looks at the host.
     """
+    nine, transposed = args[:9], args[9]
     tokens, log_decay = Tokens(*nine[:8]), nine[8]  # type: ignore[arg-type]
     out, packed, settled = _in_chunks(tokens, log_decay, transposed)
     condition, error = packed[:, 1], packed[:, 2]
     if settled:
-        return out, packed, _steep(condition)
+        return (out, _steep(condition), packed), Seen(False, None)
     derived = transposed or (log_decay is not None and tokens.value is None)
     limit = DERIVED_RATIO if derived else SEQUENCE_RATIO
     usable = screen(tokens.alpha, tokens.weight, tokens.alpha, tokens.gain)
     hard = ~(condition + 0 * usable < limit) | ~(error < SEQUENCE_ERROR)
     way = _steep(condition)
     if not bool(hard.any()):
-        return out.contiguous(), packed, way
+        return (out.contiguous(), way, packed), Seen(False, None)
     finite = torch.isfinite(tokens.key).flatten(1).all(-1)
     out, packed = (torch.where(finite.view(-1, *[1] * (x.dim() - 1)), x, torch.nan) for x in (out, packed))
     hard = hard & finite
     index, far = (hard & (usable > 0)).nonzero()[:, 0], (hard & ~(usable > 0)).nonzero()[:, 0]
+    told = None
     if index.numel():
         again, report, good = _token_by_token(_take(nine, index), transposed)
         out, packed = out.index_copy(0, index, again), packed.index_copy(0, index, pack(report))
         way = way.index_fill(0, index, ROOTED)
         far = torch.cat([far, index[~good]])
-        note.report = Report(*(x[good] for x in report))
-    note.far = note.far or far.numel() > 0
-    return out.index_fill(0, far, 0.0).contiguous(), packed, way.index_fill(0, far, FAR)
+        told = Report(*(x[good] for x in report))
+    out, way = out.index_fill(0, far, 0.0).contiguous(), way.index_fill(0, far, FAR)
+    return (out, way, packed), Seen(far.numel() > 0, told)
 
 
 def _steep(condition: Tensor) -> Tensor:
@@ -230,27 +225,36 @@ def _query_by_query(nine: Nine) -> tuple[Tensor, Report]:
         gap = total[:, start : start + rows].unsqueeze(-1) - total[:, :seen].unsqueeze(-2)
         return torch.where(shown, gap, -torch.inf).exp().to(base.key.dtype)
 
-    def solve(part: Problem, trusted: bool) -> tuple[Tensor, Report]:
+    def solve(part: Problem) -> tuple[Tensor, Report]:
         if tokens.value is None:
             points = Points(part.query, part.expanded().key, part.weight, part.alpha, part.gain)
-            out, packed = transform(points, "auto", trusted)
-            return out, unpack(packed, False, out.dtype)
-        out, packed = ridge(part, Plan(dual, False, 1.0), "auto", trusted)
-        return out, unpack(packed, dual, out.dtype)
+            out, packed = transform(points, "auto")
+            return out, unpack(packed)
+        out, packed = ridge(part, Plan(dual, False, 1.0), "auto")
+        return out, unpack(packed)
 
     return each_query(base, taken, True, solve)
 
 
 @no_autocast
-def causal_pull(grad: Tensor, nine: Nine, way: Tensor, transposed: bool, hidden: bool) -> Nine:
-    """First-order gradients of all nine, also of sequences that went query by query: for the compiled door."""
-    if transposed or not bool((way == FAR).any()):
+def _first(grads: Sequence[Tensor | None], saved: Saved, needs: Sequence[bool]) -> Nine:
+    """The first derivatives. In a graph also of sequences that went query by query; elsewhere those have their own."""
+    (grad,), nine, way, (transposed,) = grads, saved.tensors, saved.outputs[0], saved.options
+    assert grad is not None
+    hidden = any(needs[3:6])
+    if saved.seen is not None or transposed or not bool((way == FAR).any()):
         return pull_first(grad, nine, way, transposed, hidden)
     with torch.enable_grad():
         own = [None if x is None else x.detach().requires_grad_() for x in nine]
         out, _ = causal(Tokens(*own[:8]), own[8])  # type: ignore[arg-type]
         found = iter(torch.autograd.grad(out, [x for x in own if x is not None], grad, allow_unused=True))
     return tuple(None if x is None else next(found) for x in own)
+
+
+@no_autocast
+def _any_order(grads: Sequence[Tensor | None], saved: Saved, needs: Sequence[bool]) -> Nine:
+    assert grads[0] is not None
+    return _pull(grads[0], saved.tensors, saved.options[0], _again)
 
 
 @no_autocast
@@ -302,11 +306,11 @@ def _lost(found: Nine, nine: Nine) -> Tensor:
 
 
 def _plain(*args: Any) -> Tensor:
-    return fits(args[:9], args[9], Note())[0]
+    return fits(*args, True)[0][0]
 
 
 def _again(*args: Any) -> Tensor:
-    return Causal.apply(*args, Note())[0]  # type: ignore[no-any-return]
+    return CAUSAL.function.apply(*args, Note())[0]
 
 
 def _solver(nine: Nine, call: Any) -> tuple[Nine, Any]:
@@ -339,62 +343,38 @@ def _pull(grad: Tensor, nine: Nine, transposed: bool, call: Any) -> Nine:
 
 
 @no_autocast
-def _push(nine: Nine, tangents: Any, transposed: bool) -> Tensor:
+def _push(tangents: Sequence[Tensor | None], saved: Saved) -> tuple[Tensor]:
+    nine, (transposed,) = saved.tensors, saved.options
     assert nine[1] is not None
     wide, solve = _solver(nine, _again)
     moved = [
         None if x is None else torch.zeros_like(x) if t is None else t.to(x.dtype)
         for x, t in zip(wide, tangents, strict=True)
     ]
-    return gradients.push(wide, moved, transposed, solve).to(nine[1].dtype)
+    return (gradients.push(wide, moved, transposed, solve).to(nine[1].dtype),)
 
 
 def _take(nine: Nine, index: Tensor) -> Nine:
     return tuple(None if x is None else x[index] for x in nine)
 
 
-class Causal(Door):
-    """(*nine, transposed, note) -> (answers, packed report, how it was solved). Its derivatives are made of itself."""
-
-    @staticmethod
-    def forward(*args: Any) -> Any:
-        return fits(args[:9], *args[9:])
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.transposed = inputs[9]
-        ctx.mark_non_differentiable(*output[1:])
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*inputs[:9], output[2])
-        if forward_mode():
-            ctx.save_for_forward(*inputs[:9], output[2])
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        if (grad := grads[0]) is None:
-            return (None,) * 11
-        *nine, way = ctx.saved_tensors
-        if legacy_batched(grad):
-            needs = [need and x is not None for need, x in zip(ctx.needs_input_grad, nine, strict=False)]
-            pulled = torch.ops.intention.causal_backward(grad, *nine, way, ctx.transposed, needs)
-            found = tuple(x if need else None for x, need in zip(pulled, needs, strict=True))
-        elif unobserved():
-            found = pull_first(grad, tuple(nine), way, ctx.transposed, any(ctx.needs_input_grad[3:6]))
-        else:
-            found = _differentiable(grad, tuple(nine), ctx.transposed)
-        return *found, None, None
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Any:
-        return _push(ctx.saved_tensors[:9], tangents[:9], ctx.transposed), None, None
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
-        size = info.batch_size
-        out = Causal.apply(*(gather_batch(a, d, size) for a, d in zip(args, in_dims, strict=True)))
-        return tuple(scatter_batch(x, size) for x in out), (0, 0, 0)
+def _shapes(query: Tensor, key: Tensor, value: Tensor | None, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    batch, n, d = key.shape
+    width = d if value is None else value.shape[2]
+    return key.new_empty(batch, n, width), key.new_empty(batch, dtype=torch.int8), key.new_empty(batch, 3)
 
 
-@no_autocast
-def _differentiable(grad: Tensor, nine: Nine, transposed: bool) -> Nine:
-    return _pull(grad, nine, transposed, _again)
+CAUSAL = Operator(
+    "causal",
+    tensors="query key value? weight? alpha gain? gram? cross? log_decay?",
+    options="bool transposed",
+    answers=1,
+    outputs=3,  # answers, how each sequence was solved, packed report
+    solve=fits,
+    shapes=_shapes,
+    pull=_first,
+    differentiable=_any_order,
+    push=_push,
+    saves_answers=False,
+    traced=_traced,
+)

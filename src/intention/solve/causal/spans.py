@@ -22,9 +22,9 @@ from intention.solve.causal.chunks import (
     pull_chunks,
     running,
 )
-from intention.solve.doors import no_autocast
 from intention.solve.ladder import FLOAT64, PRIMAL, Report, has_float64, pack
 from intention.solve.native import causal as native
+from intention.solve.torch_state import no_autocast
 
 # Tokens of a chunk. The first is short: with few tokens float64 is needed most often. The next ones are as long as all
 # before them, so that Sigma does not grow much within a chunk, up to LONGEST. Those of gradients stay short, because

@@ -11,15 +11,16 @@ or kernel fit needs; it is computed as w^1/2 (c w^1/2 S w^1/2 + alpha I)^-1 w^1/
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from intention import _checks as checks
-from intention.solve.doors import compiling, gather_batch, gradient_free, scatter_batch
 from intention.solve.factor import inverse_of_lower
 from intention.solve.ladder import PINV, PRIMAL, Report, pack, screen, warn_inaccurate
+from intention.solve.operator import Operator, Saved
 
 EPS = torch.finfo(torch.float64).eps
 # A lower bound of the condition beyond which alpha = 0 may mean "singular": the spectrum is looked at.
@@ -56,20 +57,14 @@ def inverse(
     def flat(x: Tensor | None, *own: int) -> Tensor | None:
         return None if x is None else x.expand((*lead, *own)).reshape(batch, *own)
 
-    args: Any = (flat(matrix, n, n), flat(weight, n), flat(alpha), flat(gain), quiet, rounding)
-    if compiling():
-        out, logdet, packed = torch.ops.intention.inverse(*args)
-    elif gradient_free(*args[:4]):
-        out, logdet, packed = inverse_batch(*args)
-    else:
-        out, logdet, packed = Inverse.apply(*args)
+    out, logdet, packed = INVERSE(flat(matrix, n, n), flat(weight, n), flat(alpha), flat(gain), quiet, rounding)
     report = Report(*(x.reshape(lead) for x in packed.unbind(-1)))
     return out.reshape(*lead, n, n), logdet.reshape(lead), report
 
 
 def inverse_batch(
-    matrix: Tensor, weight: Tensor | None, alpha: Tensor, gain: Tensor | None, quiet: bool, rounding: float
-) -> tuple[Tensor, Tensor, Tensor]:
+    matrix: Tensor, weight: Tensor | None, alpha: Tensor, gain: Tensor | None, quiet: bool, rounding: float, _: bool
+) -> tuple[tuple[Tensor, Tensor, Tensor], bool]:
     """(A, log det, packed report) of a flat batch: Cholesky, and the spectrum where that is not enough."""
     sigma = matrix if gain is None else matrix * gain.view(-1, 1, 1)
     root = None if weight is None else weight.sqrt().unsqueeze(-1)
@@ -90,7 +85,7 @@ def inverse_batch(
             warn_inaccurate(report)
     if root is not None:
         out = out * root * root.mT
-    return out, logdet, pack(report)
+    return (out, logdet, pack(report)), False
 
 
 def _by_spectrum(
@@ -129,44 +124,14 @@ def _rank(sigma: Tensor, rounding: float) -> Tensor:
     return (values > rounding * values.amax(-1, keepdim=True)).sum(-1)
 
 
-class Inverse(torch.autograd.Function):
-    """The eager door: (matrix, weight, alpha, gain, quiet, rounding) -> (A, log det, packed report)."""
-
-    @staticmethod
-    def forward(*args: Any) -> Any:
-        return inverse_batch(*args)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.mark_non_differentiable(output[2])
-        ctx.save_for_backward(*inputs[:4], output[0], output[2])
-        ctx.save_for_forward(*inputs[:4], output[0], output[2])
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        return *pull(*grads[:2], *ctx.saved_tensors), None, None
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Any:
-        return *_push(tangents[:4], *ctx.saved_tensors), None
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
-        size = info.batch_size
-        out = Inverse.apply(*(gather_batch(a, d, size) for a, d in zip(args, in_dims, strict=True)))
-        return tuple(scatter_batch(x, size) for x in out), (0,) * 3
-
-
-def pull(
-    grad: Tensor,
-    grad_logdet: Tensor,
-    matrix: Tensor,
-    weight: Tensor | None,
-    alpha: Tensor,
-    gain: Tensor | None,
-    out: Tensor,
-    packed: Tensor,
-) -> tuple[Tensor | None, ...]:
+def _pull(grads: Sequence[Tensor | None], saved: Saved, needs: Sequence[bool]) -> tuple[Tensor | None, ...]:
+    """Of any order."""
+    matrix, weight, alpha, gain = saved.tensors
+    out, logdet, packed = saved.outputs
+    assert matrix is not None
+    assert alpha is not None
+    grad = torch.zeros_like(out) if grads[0] is None else grads[0]
+    grad_logdet = torch.zeros_like(logdet) if grads[1] is None else grads[1]
     # dA = -A d(cS) A - B A dalpha + alpha B dW B' and dlogdet = <A, d(cS)> + tr(B) dalpha + <(c S B)_ii, dw_i>
     grad = (grad + grad.mT) / 2
     step = grad_logdet.view(-1, 1, 1)
@@ -233,15 +198,10 @@ def _turn_symmetric(x: Tensor, sigma: Tensor, pseudo: Tensor) -> Tensor:
     return turned + turned.mT
 
 
-def _push(
-    tangents: Any,
-    matrix: Tensor,
-    weight: Tensor | None,
-    alpha: Tensor,
-    gain: Tensor | None,
-    out: Tensor,
-    packed: Tensor,
-) -> tuple[Tensor, Tensor]:
+def _push(tangents: Sequence[Tensor | None], saved: Saved) -> tuple[Tensor, Tensor]:
+    (matrix, weight, alpha, gain), (out, _, packed) = saved.tensors, saved.outputs
+    assert matrix is not None
+    assert alpha is not None
     matrix_t, weight_t, alpha_t, gain_t = tangents
     scaled = matrix if gain is None else gain.view(-1, 1, 1) * matrix
     moved = torch.zeros_like(matrix)  # of cS
@@ -278,3 +238,22 @@ def _push_weighted(moved: Tensor, scaled: Tensor, weight: Tensor, weight_t: Tens
     pseudo_t = _turn_symmetric(m_t, m, pseudo) - torch.bmm(torch.bmm(pseudo, m_t), pseudo)
     side = root_t.unsqueeze(-1) * pseudo * row
     return side + side.mT + pseudo_t * column * row
+
+
+def _shapes(matrix: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    batch = matrix.shape[0]
+    return matrix.new_empty(matrix.shape), matrix.new_empty(batch), matrix.new_empty(batch, 3)
+
+
+INVERSE = Operator(
+    "inverse",
+    tensors="matrix weight? alpha gain?",
+    options="bool quiet, float rounding",
+    answers=2,
+    outputs=3,  # A, log det, packed report
+    solve=inverse_batch,
+    shapes=_shapes,
+    pull=_pull,
+    differentiable=_pull,
+    push=_push,
+)

@@ -43,9 +43,12 @@ def forward(problem: Problem, plan: Plan, keep: bool = True) -> Found | None:
 
 
 def backward(
-    problem: Problem, plan: Plan, grad: Tensor, coef: Tensor, matrix: Tensor, packed: Tensor, needs: Needs
-) -> Grads | None:
-    """Gradients, each in the precision of its forward or better; elements beyond the kernels' routes are left open."""
+    problem: Problem, plan: Plan, grad: Tensor, coef: Tensor, matrix: Tensor, packed: Tensor | None, needs: Needs
+) -> tuple[Grads, int] | None:
+    """Gradients, each in the precision of its forward or better, and a status: whether elements were left open.
+
+    Those are beyond the kernels' routes. Without a report all are by the plain factor.
+    """
     query, key, value, weight, alpha, gain = problem
     needs_weight, needs_gain = needs.weight and weight is not None, needs.gain and gain is not None
     function = kernel("intention_ridge_backward")
@@ -61,7 +64,7 @@ def backward(
     except RuntimeError:  # torch.autograd.grad(is_grads_batched=True): a tensor without memory of its own
         return None
     coef, matrix = coef.contiguous(), matrix.contiguous()
-    route = (0, 0) if packed.dim() == 1 else (packed.data_ptr(), packed.stride(0))
+    route = (0, 0) if packed is None else (packed.data_ptr(), packed.stride(0))
     batch = alpha.shape[0]
     lead = (batch,) if query.dim() == 3 else query.shape[:-2]
     grads = Grads(
@@ -75,5 +78,5 @@ def backward(
     )
     d_query, d_key, d_value, d_weight, d_alpha, d_gain, terms = map(pointer, grads)
     ends = coef.data_ptr(), matrix.data_ptr(), *route, 0, *g
-    function(BACKWARD.pack(*block.numbers, *ends, d_query, d_key, d_value, d_weight, d_alpha, terms, d_gain))
-    return grads
+    status = function(BACKWARD.pack(*block.numbers, *ends, d_query, d_key, d_value, d_weight, d_alpha, terms, d_gain))
+    return grads, status

@@ -50,7 +50,7 @@ def backward(
     alpha: Tensor,
     gain: Tensor | None,
     matrix: Tensor,
-    packed: Tensor,
+    packed: Tensor | None,
     inverse: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor | None] | None:
     """Gradients of rows, keys (one per element of the batch), weight, alpha and gain; of elements the kernel solved."""
@@ -64,7 +64,7 @@ def backward(
     except RuntimeError:  # torch.autograd.grad(is_grads_batched=True): a tensor without memory of its own
         return None
     matrix, out = matrix.contiguous(), out.contiguous()
-    route = (0, 0) if packed.dim() == 1 else (packed.data_ptr(), packed.stride(0))
+    route = (0, 0) if packed is None else (packed.data_ptr(), packed.stride(0))
     batch = alpha.shape[0]
     d_rows, d_key = out.new_empty(out.shape), out.new_empty((batch, *key.shape[-2:]))
     d_weight = None if weight is None else out.new_empty(weight.shape)

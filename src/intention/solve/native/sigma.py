@@ -8,7 +8,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from intention.solve.doors import sum_neighbours
 from intention.solve.factor import wants_inverse
 from intention.solve.native.call import (
     BACKWARD,
@@ -24,6 +23,7 @@ from intention.solve.native.call import (
 )
 from intention.solve.native.library import available, kernel
 from intention.solve.problem import Grads, Needs, Plan, Problem
+from intention.solve.torch_state import sum_neighbours
 
 _PLANS = [Plan(dual, intercept=False, scale=1.0) for dual in (False, True)]
 _ROWS = 64  # queries that are worth a part of their own: a block of the kernel

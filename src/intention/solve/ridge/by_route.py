@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from intention import _checks as checks
-from intention.solve.doors import no_autocast, sum_neighbours, unobserved
 from intention.solve.factor import LIMITS, Factor, solve, wants_inverse
 from intention.solve.ladder import (
     FLOAT64,
@@ -22,13 +21,14 @@ from intention.solve.ladder import (
     redo_problem,
     redo_rtol,
     screen,
-    uneventful,
+    served_all,
     unpack,
 )
 from intention.solve.native import ridge as native
 from intention.solve.native.call import PLAIN, SOME_LEFT
 from intention.solve.problem import Fit, Grads, Needs, Plan, Problem, fit, pick, predict, refine
 from intention.solve.ridge.gradients import Mode, pullback
+from intention.solve.torch_state import no_autocast, sum_neighbours, unobserved
 
 METHODS = {"primal": "cholesky", "dual": "cholesky", "float64": "cholesky", "qr": "qr", "pinv": "pinv"}
 # alpha's gradient is made again in float64 where it is smaller than this times the root sum of squares of its terms
@@ -42,46 +42,42 @@ Solution = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 @no_autocast
-def solve_batch(
-    problem: Problem, plan: Plan, solver: str, trusted: bool, keep: bool = True, light: bool = True
-) -> Solution:
-    """The one implementation: (out, coefficients, factor, packed report).
+def solve_batch(problem: Problem, plan: Plan, solver: str, keep: bool = True) -> tuple[Solution, bool]:
+    """The one implementation: (out, coefficients, factor, packed report), and whether the plain factor served all.
 
-    Without `keep` there will be no backward: the coefficients and the factor may be anything. `light`: ratios alone may
-    stand for a report in which nothing happened.
+    Without `keep` there will be no backward: the coefficients and the factor may be anything.
     """
     if solver == "auto" and (found := native.forward(problem, plan, keep)) is not None:
-        return _checked(problem, plan, found, keep and light)
+        return _checked(problem, plan, found), found.status == PLAIN
     shape = (*problem.query.shape[:-1], problem.value.shape[-1])
     problem = problem.expanded()
     if solver != "auto":
-        out, fitted, packed = _named(problem, plan, solver, trusted)
-        return out.view(shape), fitted.coef, fitted.factor.matrix, packed
+        out, fitted, packed = _named(problem, plan, solver)
+        return (out.view(shape), fitted.coef, fitted.factor.matrix, packed), False
     fitted = fit(problem, plan, "cholesky")
-    out, coef, packed = predict(fitted, plan), fitted.coef, fitted.factor.ratio
-    if not trusted:
-        packed = screen(packed, problem.weight, problem.alpha, problem.gain)
-    if not packed.amax().item() < LIMITS[out.dtype, plan.dual].easy:  # the one look at the host; NaN is not less
+    out, coef = predict(fitted, plan), fitted.coef
+    ratio = screen(fitted.factor.ratio, problem.weight, problem.alpha, problem.gain)
+    plain = ratio.amax().item() < LIMITS[out.dtype, plan.dual].easy  # the one look at the host; NaN is not less
+    if plain:
+        report = base_report(plan.dual, ratio, out.dtype)
+    else:
         out, coef, report = climb(problem, plan, fitted, out.contiguous())
-        packed = pack(report)
-    return out.view(shape), coef, fitted.factor.matrix, packed
+    return (out.view(shape), coef, fitted.factor.matrix, pack(report)), plain
 
 
-def _checked(problem: Problem, plan: Plan, found: native.Found, light: bool) -> Solution:
+def _checked(problem: Problem, plan: Plan, found: native.Found) -> Solution:
     """An answer of the compiled kernels, which have looked at the values and climbed; as it is, or after the SVD."""
     out, coef, matrix, packed, status = found
-    if status == PLAIN:
-        return out, coef, matrix, packed[:, 1] if light else packed  # the ratios alone tell a backward that all is well
     if status == SOME_LEFT:
         checks.require_values(problem.weight, problem.alpha, problem.gain)
-        flat, report = problem.expanded(), unpack(packed, plan.dual, out.dtype)
+        flat, report = problem.expanded(), unpack(packed)
         left = ~(report.condition < LIMITS[out.dtype, plan.dual].easy) & (report.route < REFINED)
         todo = left.nonzero()[:, 0]
         climb_on(flat, plan, out.view(flat.query.shape[0], *out.shape[-2:]), report, todo)
     return out, coef, matrix, packed
 
 
-def _named(problem: Problem, plan: Plan, solver: str, trusted: bool) -> tuple[Tensor, Fit, Tensor]:
+def _named(problem: Problem, plan: Plan, solver: str) -> tuple[Tensor, Fit, Tensor]:
     """One route for all, never looking at the host: elements that fail become NaN."""
     dtype = problem.query.dtype
     if solver == "float64":
@@ -90,9 +86,7 @@ def _named(problem: Problem, plan: Plan, solver: str, trusted: bool) -> tuple[Te
     size = None
     if solver in _NAMED_ROUTE:
         fitted, size = refine(fitted, plan)
-    ratio = fitted.factor.ratio
-    if not trusted:
-        ratio = screen(ratio, problem.weight, problem.alpha, problem.gain)
+    ratio = screen(fitted.factor.ratio, problem.weight, problem.alpha, problem.gain)
     out = torch.where(torch.isfinite(ratio).view(-1, 1, 1), predict(fitted, plan), torch.nan).to(dtype)
     report = base_report(plan.dual, ratio.to(dtype), dtype)
     if size is not None:
@@ -107,20 +101,24 @@ def backward_batch(
     coef: Tensor,
     matrix: Tensor,
     packed: Tensor,
+    plain: bool | None,
     plan: Plan,
     solver: str,
     needs: Needs,
 ) -> Grads:
-    """First-order gradients, each element by the route and in the precision of its forward."""
+    """First-order gradients, each element by the route and in the precision of its forward.
+
+    `plain`: whether all of them are by the plain factor; None: nobody has looked.
+    """
     shared = problem
-    if solver == "auto" and (grads := _compiled(problem, plan, grad, coef, matrix, packed, needs)) is not None:
+    if solver == "auto" and (grads := _compiled(problem, plan, grad, coef, matrix, packed, plain, needs)) is not None:
         return grads if grads.query is not None and grads.query.dim() > 3 else shaped_like(shared, grads)
     problem = problem.expanded()
     grad = grad.reshape(problem.query.shape[0], *grad.shape[-2:])
     if solver != "auto":
         grads = _replay(problem, plan, grad, coef, matrix, solver, needs)
     else:
-        grads = _by_route(problem, plan, grad, coef, matrix, packed, needs)
+        grads = _by_route(problem, plan, grad, coef, matrix, packed, plain, needs)
     return shaped_like(shared, grads)
 
 
@@ -138,13 +136,22 @@ def shaped_like(problem: Problem, grads: Grads) -> Grads:
 
 
 def _compiled(
-    problem: Problem, plan: Plan, grad: Tensor, coef: Tensor, matrix: Tensor, packed: Tensor, needs: Needs
+    problem: Problem,
+    plan: Plan,
+    grad: Tensor,
+    coef: Tensor,
+    matrix: Tensor,
+    packed: Tensor,
+    plain: bool | None,
+    needs: Needs,
 ) -> Grads | None:
     """By the compiled kernels, where autograd does not watch: all routes but the SVD."""
-    grads = native.backward(problem, plan, grad, coef, matrix, packed, needs) if unobserved() else None
-    if grads is None or uneventful(packed):
-        return grads
-    route = unpack(packed, plan.dual, grad.dtype).route
+    found = (
+        native.backward(problem, plan, grad, coef, matrix, None if plain else packed, needs) if unobserved() else None
+    )
+    if found is None or found[1] != SOME_LEFT:
+        return None if found is None else found[0]
+    grads, route = found[0], unpack(packed).route
     index = (route == PINV).nonzero()[:, 0]
     if not index.numel():
         return grads
@@ -170,18 +177,25 @@ def _flat(grads: Grads, problem: Problem) -> Grads:
 
 
 def _by_route(
-    problem: Problem, plan: Plan, grad: Tensor, coef: Tensor, matrix: Tensor, packed: Tensor, needs: Needs
+    problem: Problem,
+    plan: Plan,
+    grad: Tensor,
+    coef: Tensor,
+    matrix: Tensor,
+    packed: Tensor,
+    plain: bool | None,
+    needs: Needs,
 ) -> Grads:
     """All elements by the plain factor, then those of every other route again, their own way."""
     needs_weight = needs.weight and problem.weight is not None
-    if uneventful(packed) and not _widened(grad, needs.alpha or needs_weight):
+    plain = served_all(packed) if plain is None else plain
+    if plain and not _widened(grad, needs.alpha or needs_weight):
         return _replay(problem, plan, grad, coef, matrix, "auto", needs)
-    route = unpack(packed, plan.dual, grad.dtype).route
+    route = unpack(packed).route
     if _widened(grad, needs_weight):
         # a weight's gradient holds the residual V - KW, which float32 loses where the fit is close
         route = route.clamp_min(FLOAT64)
-    plain = uneventful(packed) and not needs_weight
-    codes = [PRIMAL] if plain else [int(code) for code in route.unique().tolist()]
+    codes = [PRIMAL] if plain and not needs_weight else [int(code) for code in route.unique().tolist()]
     grads = None
     if codes[0] < REFINED:
         grads = _replay(problem, plan, grad, coef, matrix, "auto", needs)

@@ -11,9 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from intention.solve.doors import unobserved
 from intention.solve.factor import mm
 from intention.solve.problem import Grads, Invert, Needs, Plan, Problem
+from intention.solve.torch_state import unobserved
 
 
 class Mode(NamedTuple):

@@ -1,33 +1,24 @@
-"""Q (c K'WK + alpha I)^-1 K'WV for a batch: one implementation behind two doors.
+"""Q (c K'WK + alpha I)^-1 K'WV for a batch.
 
-Eager calls go through an autograd.Function, compiled ones through a custom operator; both run `solve_batch` and
-`backward_batch`.
+`RIDGE`, at the end, declares it; `by_route` has the implementation.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from intention import _checks as checks
-from intention.solve.doors import (
-    Door,
-    asked,
-    compiling,
-    eager,
-    forward_mode,
-    gather_batch,
-    gradient_free,
-    no_autocast,
-    scatter_batch,
-)
 from intention.solve.factor import mm
-from intention.solve.ladder import PINV, Report, has_float64, uneventful, warn_inaccurate
+from intention.solve.ladder import PINV, Report, has_float64, warn_inaccurate
+from intention.solve.operator import Operator, Saved
 from intention.solve.problem import Grads, Invert, Needs, Plan, Problem
-from intention.solve.ridge.by_route import backward_batch, cast_grads, shaped_like, solve_batch
+from intention.solve.ridge.by_route import Solution, backward_batch, cast_grads, shaped_like, solve_batch
 from intention.solve.ridge.gradients import Mode, pullback, pushforward
+from intention.solve.torch_state import gradient_free, no_autocast
 from intention.solve.transform.rows import Points
 from intention.solve.transform.transform import inverter, transform
 
@@ -35,20 +26,9 @@ from intention.solve.transform.transform import inverter, transform
 LARGE = 1024
 
 
-def ridge(problem: Problem, plan: Plan, solver: str, trusted: bool) -> tuple[Tensor, Tensor]:
-    """Solve a batch: (out, packed report).
-
-    `trusted`: alpha is a checked number and there are no weights, so values need no check.
-    """
-    if compiling():
-        out, _, _, packed = torch.ops.intention.ridge(*problem, *plan, solver, trusted, asked(*problem))
-    elif gradient_free(*problem):
-        out, _, _, packed = solve_batch(problem, plan, solver, trusted, False)
-    elif eager() and not forward_mode():
-        aside: list[Tensor] = []
-        out, packed = Ridge.apply(*problem, *plan, solver, trusted, aside), aside[2]
-    else:
-        out, _, _, packed = Ridge.apply(*problem, *plan, solver, trusted, None)
+def ridge(problem: Problem, plan: Plan, solver: str) -> tuple[Tensor, Tensor]:
+    """Solve a batch: (out, packed report)."""
+    out, packed = RIDGE(*problem, *plan, solver)
     return out, packed
 
 
@@ -133,69 +113,51 @@ def _by_ladder(key: Tensor, value: Tensor, weight: Tensor | None, alpha: Tensor,
     if n < d and (weight is None or d > LARGE):
         root = 1.0 if weight is None else (torch.where(weight > 0, weight, 1.0).sqrt() * (weight > 0)).unsqueeze(-1)
         key, value = root * key, root * value
-        out, _ = transform(Points(value.mT, key.mT, None, alpha, gain), "auto", True)
+        out, _ = transform(Points(value.mT, key.mT, None, alpha, gain), "auto")
         return key.mT @ out.mT
     unit = torch.eye(d, dtype=key.dtype, device=key.device).expand(key.shape[0], d, d)
-    return ridge(Problem(unit, key, value, weight, alpha, gain), Plan(n < d, False, 1.0), "auto", True)[0]
+    return ridge(Problem(unit, key, value, weight, alpha, gain), Plan(n < d, False, 1.0), "auto")[0]
 
 
-class Ridge(Door):
-    """The eager door. A second derivative is taken of the pullback written with `Transform`, so any order works."""
+def _solve(*args: Any) -> tuple[Solution, bool]:
+    return solve_batch(Problem(*args[:6]), Plan(*args[6:9]), *args[9:])
 
-    @staticmethod
-    def forward(*args: Any) -> Any:
-        """(*problem, *plan, solver, trusted, aside) -> (out, coefficients, factor, packed report)
 
-        Every output of a Function takes time: where nothing transforms the call, all but the first are laid `aside`.
-        """
-        solution, aside = solve_batch(Problem(*args[:6]), Plan(*args[6:9]), *args[9:11]), args[11]
-        if aside is None:
-            return solution
-        aside += solution[1:]
-        return solution[0]
+def _shapes(
+    query: Tensor, key: Tensor, value: Tensor, weight: Tensor | None, alpha: Tensor, gain: Tensor | None, *options: Any
+) -> Solution:
+    batch, (n, d), k, (dual, _, _, solver) = alpha.shape[0], key.shape[-2:], value.shape[-1], options
+    size, dtype = n if dual else d, torch.float64 if solver == "float64" else query.dtype
+    return (
+        query.new_empty(*query.shape[:-1], k),
+        query.new_empty(batch, size, k, dtype=dtype),
+        query.new_empty(batch, size, size, dtype=dtype),
+        query.new_empty(batch, 3),
+    )
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        dual, intercept, scale, ctx.solver, _, aside = inputs[6:]
-        ctx.plan = Plan(dual, intercept, scale)
-        ctx.set_materialize_grads(False)
-        if aside is not None:
-            ctx.save_for_backward(*inputs[:6], *aside)
-            return
-        ctx.mark_non_differentiable(*output[1:])
-        ctx.save_for_backward(*inputs[:6], *output[1:])
-        ctx.save_for_forward(*inputs[:6], *output[1:])
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        if (grad := grads[0]) is None:
-            return (None,) * 12
-        *tensors, coef, matrix, packed = ctx.saved_tensors
-        problem, needs = Problem(*tensors), Needs(*ctx.needs_input_grad[:6])
-        if torch.is_grad_enabled():
-            pulled = _differentiable(grad, problem, packed, ctx.plan, ctx.solver, needs)
-        else:
-            pulled = backward_batch(grad, problem, coef, matrix, packed, ctx.plan, ctx.solver, needs)
-        return *pulled[:6], *(None,) * 6
+def _pull(grads: Sequence[Tensor | None], saved: Saved, needs: Sequence[bool]) -> tuple[Tensor | None, ...]:
+    """The first derivatives."""
+    (grad,), problem, (coef, matrix, packed) = grads, Problem(*saved.tensors), saved.outputs  # type: ignore[arg-type]
+    assert grad is not None
+    plan, solver = Plan(*saved.options[:3]), saved.options[3]
+    return backward_batch(grad, problem, coef, matrix, packed, saved.seen, plan, solver, Needs(*needs))[:6]
 
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Any:
-        *tensors, _, _, packed = ctx.saved_tensors
-        return _tangent(Problem(*tensors), tangents[:6], packed, ctx.plan, ctx.solver), None, None, None
 
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
-        size = info.batch_size
-        out = Ridge.apply(*(gather_batch(a, d, size) for a, d in zip(args, in_dims, strict=True)))
-        return tuple(scatter_batch(x, size) for x in out), (0,) * 4
+def _differentiable(grads: Sequence[Tensor | None], saved: Saved, needs: Sequence[bool]) -> tuple[Tensor | None, ...]:
+    """Those of any order: of the pullback, written with `transform`."""
+    (grad,), problem = grads, Problem(*saved.tensors)  # type: ignore[arg-type]
+    assert grad is not None
+    plan, solver = Plan(*saved.options[:3]), saved.options[3]
+    return differentiable(grad, problem, bool(saved.seen), plan, solver, Needs(*needs))[:6]
 
 
 def _differentiable_setting(
-    problem: Problem, packed: Tensor, plan: Plan, solver: str, moving_weight: bool
+    problem: Problem, plain: bool, plan: Plan, solver: str, moving_weight: bool
 ) -> tuple[Problem, Plan, str]:
     """Precision, form and solver in which derivatives of the pullback are taken."""
     # a moving weight changes the form below, whose condition the forward has not seen
-    hard = solver == "float64" or (solver == "auto" and (moving_weight or not uneventful(packed)))
+    hard = solver == "float64" or (solver == "auto" and (moving_weight or not plain))
     if hard and has_float64(problem.query.device):
         problem = problem.take(None, torch.float64)
     if moving_weight:
@@ -204,10 +166,10 @@ def _differentiable_setting(
 
 
 @no_autocast
-def _differentiable(grad: Tensor, problem: Problem, packed: Tensor, plan: Plan, solver: str, needs: Needs) -> Grads:
+def differentiable(grad: Tensor, problem: Problem, plain: bool, plan: Plan, solver: str, needs: Needs) -> Grads:
     """The pullback as a differentiable function of everything it is made of."""
     moving = problem.weight is not None and (needs.weight or problem.weight.requires_grad)
-    wide, plan, inner = _differentiable_setting(problem, packed, plan, solver, moving)
+    wide, plan, inner = _differentiable_setting(problem, plain, plan, solver, moving)
     refined = solver not in ("primal", "dual") and wide.query.dtype == torch.float64
     centred = wide.centred()[0] if plan.intercept else wide
     invert = inverter(centred, plan, inner)
@@ -220,16 +182,17 @@ def _differentiable(grad: Tensor, problem: Problem, packed: Tensor, plan: Plan, 
 
 
 @no_autocast
-def _tangent(problem: Problem, tangents: Any, packed: Tensor, plan: Plan, solver: str) -> Tensor:
+def _push(tangents: Sequence[Tensor | None], saved: Saved) -> tuple[Tensor]:
+    problem, plan, solver = Problem(*saved.tensors), Plan(*saved.options[:3]), saved.options[3]  # type: ignore[arg-type]
     still = [None if x is None else torch.zeros_like(x) for x in problem]
     moved: Any = [s if t is None else t for s, t in zip(still, tangents, strict=True)]
     filled = Problem(*moved)._replace(weight=tangents[3], gain=tangents[5])
     moving = tangents[3] is not None
-    wide, plan, inner = _differentiable_setting(problem, packed, plan, solver, moving)
+    wide, plan, inner = _differentiable_setting(problem, bool(saved.seen), plan, solver, moving)
     centred = wide.centred()[0] if plan.intercept else wide
     tangent = filled.expanded().take(None, wide.query.dtype)
     out = pushforward(wide, tangent, plan, inverter(centred, plan, inner), inner in ("auto", "pinv"))
-    return out.to(problem.query.dtype).reshape(*problem.query.shape[:-1], -1)
+    return (out.to(problem.query.dtype).reshape(*problem.query.shape[:-1], -1),)
 
 
 def _coefficients(problem: Problem, plan: Plan, invert: Invert, refined: bool) -> Tensor:
@@ -248,3 +211,18 @@ def _coefficients(problem: Problem, plan: Plan, invert: Invert, refined: bool) -
         rest = problem.value - gain * mm(problem.key, coef)
         coef = coef + invert(mm(problem.key.mT, weight * rest) - alpha * coef)
     return coef
+
+
+RIDGE = Operator(
+    "ridge",
+    tensors="query key value weight? alpha gain?",
+    options="bool dual, bool intercept, float scale, str solver",
+    answers=1,
+    outputs=4,  # out, coefficients, factor, packed report
+    solve=_solve,
+    shapes=_shapes,
+    pull=_pull,
+    differentiable=_differentiable,
+    push=_push,
+    saves_answers=False,
+)

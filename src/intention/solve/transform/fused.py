@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as TF
 from torch import Tensor
 
-from intention.solve.doors import Door, asked, compiling, eager, forward_mode, gradient_free, no_autocast, unobserved
 from intention.solve.ladder import FLOAT64, Report, has_float64, pack, unpack, warn_inaccurate
 from intention.solve.native import sigma as native
+from intention.solve.operator import Note, Operator, Saved, define
 from intention.solve.problem import Needs, Problem
+from intention.solve.torch_state import compiling, eager, forward_mode, gradient_free, no_autocast, unobserved
 from intention.solve.transform.rows import Points
 from intention.solve.transform.transform import transform
 
+Solution = tuple[Tensor, Tensor, Tensor, Tensor]
 # The rounding of a score up to which float32 serves: measured on 3,000 calls, answers then err by 5e-6 at most.
 SMALL_ROUNDING = 1e-5
 
@@ -25,80 +28,77 @@ def rounding(moved: Tensor, key: Tensor) -> Tensor:
     return reach.masked_fill(reach.isinf(), 0.0) * torch.finfo(moved.dtype).eps
 
 
-def sigma(problem: Problem, trusted: bool) -> tuple[Tensor, Tensor] | None:
+def sigma(problem: Problem) -> tuple[Tensor, Tensor] | None:
     """The answer (B, M, k) and a packed report; None: no kernel, or an element is beyond double precision."""
+    query, key, value, _, alpha, gain = problem
     if compiling():
-        if not native.serves(problem.key):
+        if not native.serves(key):
             return None
-        query, key, value, _, alpha, gain = problem
-        out, _, _, packed = torch.ops.intention.sigma(query, key, value, alpha, gain, trusted, asked(*problem))
+        out, packed = SIGMA(query, key, value, alpha, gain)
         return out, packed
-    if gradient_free(*problem):
-        found = native.forward(problem, keep=False)
-        return None if found is None else (found.out, found.packed)
-    if not eager() or forward_mode():
+    free = gradient_free(*problem)
+    if not free and (not eager() or forward_mode()):
         return None
-    found = native.forward(problem, keep=True)  # before the door: it may have no answer
-    return None if found is None else (Sigma.apply(*problem, found), found.packed)
-
-
-class Sigma(Door):
-    """The door for calls that nothing transforms: reverse derivatives of any order, those beyond the first in torch."""
-
-    @staticmethod
-    def forward(*args: Any) -> Any:
-        return args[6].out
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        found = inputs[6]
-        ctx.parts = found.parts
-        ctx.save_for_backward(*inputs[:6], output, found.packed, found.kept, found.matrix)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        *tensors, out, packed, kept, matrix = ctx.saved_tensors
-        problem, needs = Problem(*tensors), Needs(*ctx.needs_input_grad[:6])
-        found = native.Found(out, packed, ctx.parts, kept, matrix)
-        pulled = native.backward(problem, found, grads[0], needs) if unobserved() else None
-        return *(_written_out(grads[0], problem, needs, packed) if pulled is None else pulled[:6]), None
+    found = native.forward(problem, keep=not free)  # before the operator: it may have no answer
+    if found is None or free:
+        return None if found is None else (found.out, found.packed)
+    out, packed = SIGMA.recorded((query, key, value, alpha, gain), Note(_outputs(found, True), True, aside=True))
+    return out, packed
 
 
 @no_autocast
-def answer(problem: Problem, trusted: bool, keep: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """For the compiled door, which must have an answer: by the kernel, else by `transform` and attention.
+def _answer(
+    query: Tensor, key: Tensor, value: Tensor, alpha: Tensor, gain: Tensor | None, keep: bool
+) -> tuple[Solution, bool]:
+    """Where there must be an answer: by the kernel, else by `transform` and attention.
 
-    Returns (answer, what is kept of the softmax, Sigma^-1 or L, packed report). Of the sums (B, 1 / sum per query) that
-    are kept, 0 says that no kernel has served; without `keep` both are empty.
+    (answer, what is kept of the softmax, Sigma^-1 or L, packed report), and whether the kernel has served: of what is
+    kept, zeros throughout say that it has not.
     """
-    query, key = problem.query, problem.key
-    (batch, m), n = query.shape[:2], min(key.shape[1:])
+    problem = Problem(query, key, value, None, alpha, gain)
     found = native.forward(problem, keep)
-    kept, matrix = query.new_empty(0), query.new_empty(0)  # outputs of an operator must not be one tensor
     if found is not None:
-        if keep:
-            kept, matrix = _joined(found.kept, found.parts), found.matrix[:: found.parts]
-        return found.out, kept, matrix, found.packed
-    if keep:
-        kept, matrix = query.new_zeros(batch, 2, m), query.new_zeros(batch, n, n)
-    out, packed = _in_torch(problem, trusted)
-    return out, kept, matrix, packed
+        return _outputs(found, keep), True
+    (batch, m), n = query.shape[:2], min(key.shape[1:])
+    out, packed = _in_torch(problem)
+    return (out, query.new_zeros(batch, 2, m), query.new_zeros(batch, n, n), packed), False
 
 
-def pull(
-    grad: Tensor, problem: Problem, out: Tensor, kept: Tensor, matrix: Tensor, packed: Tensor, needs: Needs
-) -> tuple[Tensor | None, ...]:
-    """The gradients of `answer`."""
-    if kept.numel() and kept[0, 1, 0].item() != 0:
+def _outputs(found: native.Found, keep: bool) -> Solution:
+    if not keep:
+        return found.out, found.packed, found.packed, found.packed
+    return found.out, _joined(found.kept, found.parts), found.matrix[:: found.parts], found.packed
+
+
+def _pull(grads: Sequence[Tensor | None], saved: Saved, needs: Sequence[bool]) -> tuple[Tensor | None, ...]:
+    """The first derivatives, by the kernel."""
+    problem, asked = _asked(saved, needs)
+    (grad,), (out, kept, matrix, packed) = grads, saved.outputs
+    assert grad is not None
+    pulled = None
+    if saved.seen or bool(kept.any()):
         parts = native.parts_of(*out.shape[:2]) or 1
-        split = kept.unflatten(2, (parts, -1)).transpose(1, 2).flatten(0, 1)
+        split = kept.unflatten(2, (parts, -1)).transpose(1, 2).flatten(0, 1) if parts > 1 else kept
         matrix = matrix.repeat_interleave(parts, 0) if parts > 1 else matrix
-        pulled = native.backward(problem, native.Found(out, packed, parts, split, matrix), grad, needs)
-        if pulled is not None:
-            return pulled[:6]
-    pairs = zip(problem, needs, strict=True)
-    watched: Any = [None if x is None else x.detach().requires_grad_(need) for x, need in pairs]
-    return _written_out(grad, Problem(*watched), needs, packed)
+        pulled = native.backward(problem, native.Found(out, packed, parts, split, matrix), grad, asked)
+    if pulled is None:
+        pairs = zip(problem, asked, strict=True)
+        watched: Any = [None if x is None else x.detach().requires_grad_(need) for x, need in pairs]
+        pulled = _written_out(grad, Problem(*watched), asked, packed)
+    return *pulled[:3], *pulled[4:6]
+
+
+def _differentiable(grads: Sequence[Tensor | None], saved: Saved, needs: Sequence[bool]) -> tuple[Tensor | None, ...]:
+    problem, asked = _asked(saved, needs)
+    assert grads[0] is not None
+    pulled = _written_out(grads[0], problem, asked, saved.outputs[-1])
+    return *pulled[:3], *pulled[4:6]
+
+
+def _asked(saved: Saved, needs: Sequence[bool]) -> tuple[Problem, Needs]:
+    query, key, value, alpha, gain = saved.tensors
+    problem = Problem(query, key, value, None, alpha, gain)  # type: ignore[arg-type]
+    return problem, Needs(*needs[:3], False, *needs[3:])
 
 
 def _joined(kept: Tensor, parts: int) -> Tensor:
@@ -106,17 +106,17 @@ def _joined(kept: Tensor, parts: int) -> Tensor:
     return kept if parts == 1 else kept.unflatten(0, (-1, parts)).transpose(1, 2).flatten(2)
 
 
-def _in_torch(problem: Problem, trusted: bool) -> tuple[Tensor, Tensor]:
+def _in_torch(problem: Problem) -> tuple[Tensor, Tensor]:
     """Without the kernel: the answer and a packed report, in float64 where the rounding of scores asks for it."""
     dtype = problem.query.dtype
     wide = dtype == torch.float64 or not has_float64(problem.query.device)
-    moved, key, packed = _transformed(problem, trusted)
+    moved, key, packed = _transformed(problem)
     error = rounding(moved, key)
     if not wide and error.amax().item() > SMALL_ROUNDING:
         problem = problem.take(None, torch.float64)
-        moved, key, packed = _transformed(problem, trusted)
+        moved, key, packed = _transformed(problem)
         error, wide = rounding(moved, key), True
-    route, condition, own = unpack(packed, False, moved.dtype)
+    route, condition, own = unpack(packed)
     if moved.dtype != dtype:
         route = route.clamp_min(FLOAT64)
     report = Report(*(x.to(dtype) for x in (route, condition, torch.fmax(own, error) + torch.finfo(dtype).eps)))
@@ -124,13 +124,13 @@ def _in_torch(problem: Problem, trusted: bool) -> tuple[Tensor, Tensor]:
     return _attended(moved, key, problem.value).to(dtype), pack(report)
 
 
-def _transformed(problem: Problem, trusted: bool) -> tuple[Tensor, Tensor, Tensor]:
+def _transformed(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
     """(queries, keys, packed report) whose products are the scores: Q Sigma^-1 and K, or Q and G^-1 K if N < d."""
     query, key, _, _, alpha, gain = problem
     if key.shape[-2] < key.shape[-1]:
-        moved, packed = transform(Points(key.mT, key.mT, None, alpha, gain), "auto", trusted)
+        moved, packed = transform(Points(key.mT, key.mT, None, alpha, gain), "auto")
         return query, moved.mT, packed
-    moved, packed = transform(Points(query, key, None, alpha, gain), "auto", trusted)
+    moved, packed = transform(Points(query, key, None, alpha, gain), "auto")
     return moved, key, packed
 
 
@@ -154,8 +154,51 @@ def _written_out(grad: Tensor, problem: Problem, needs: Needs, packed: Tensor) -
         # aliases: alpha and gain may be made of each other, and each has a slope of its own
         own = Problem(*(None if x is None else x.view_as(x) for x in problem))  # type: ignore[arg-type]
         same = own.take(None, wide)
-        moved, key, _ = _transformed(same, True)
+        moved, key, _ = _transformed(same)
         out = (_attended if once else _softmax)(moved, key, same.value)
         wanted = [x for x, need in zip(own, needs, strict=True) if need and x is not None]
         found = iter(torch.autograd.grad(out, wanted, grad.to(wide), create_graph=again))
     return tuple(next(found) if need and x is not None else None for x, need in zip(problem, needs, strict=True))
+
+
+def _shapes(query: Tensor, key: Tensor, value: Tensor, *_: Tensor | None) -> Solution:
+    (batch, m), k, n = query.shape[:2], value.shape[2], min(key.shape[1:])
+    return (
+        query.new_empty(batch, m, k),
+        query.new_empty(batch, 2, m),
+        query.new_empty(batch, n, n),
+        query.new_empty(batch, 3),
+    )
+
+
+SIGMA = Operator(
+    "sigma",
+    tensors="query key value alpha gain?",
+    options="",
+    answers=1,
+    outputs=4,
+    solve=_answer,
+    shapes=_shapes,
+    pull=_pull,
+    differentiable=_differentiable,
+)
+
+
+def watched(rows: Tensor, error: Tensor) -> Tensor:
+    """In a graph: the rows as they are; says so where their scores are not accurate."""
+    return torch.ops.intention.watched(rows, error)
+
+
+def _warn(rows: Tensor, error: Tensor) -> Tensor:
+    warn_inaccurate(Report(error, error / torch.finfo(rows.dtype).eps, error))
+    return rows.clone(memory_format=torch.contiguous_format)
+
+
+define(
+    "watched",
+    "(Tensor rows, Tensor error) -> Tensor",
+    _warn,
+    lambda rows, error: rows.new_empty(rows.shape),
+    batched=lambda info, in_dims, rows, error: (watched(rows, error), in_dims[0]),
+    grad=lambda ctx, grad: (grad, None),
+)

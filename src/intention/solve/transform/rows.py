@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from intention import _checks as checks
-from intention.solve.doors import no_autocast
 from intention.solve.factor import (
     EASY,
     LIMITS,
@@ -31,13 +30,13 @@ from intention.solve.ladder import (
     has_float64,
     pack,
     screen,
-    uneventful,
     unpack,
     warn_inaccurate,
 )
 from intention.solve.native import rows as native
 from intention.solve.native.call import PLAIN, SOME_LEFT
 from intention.solve.problem import pick, relative_size
+from intention.solve.torch_state import no_autocast
 
 
 class Points(NamedTuple):
@@ -57,33 +56,33 @@ def transform_rows(
     weight: Tensor | None,
     alpha: Tensor,
     gain: Tensor | None,
-    solver: str,
-    inverse: bool,
-    trusted: bool,
     matrix: Tensor | None,
     packed: Tensor | None,
+    solver: str,
+    inverse: bool,
+    plain: bool,
     keep: bool = True,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns (X, factor, packed report); a given factor and report are used again.
+) -> tuple[tuple[Tensor, Tensor, Tensor], bool]:
+    """Returns (X, factor, packed report), and whether the plain factor served every element.
 
-    Without `keep` nobody looks at the factor, and it may be anything.
+    A given factor and report are used again; `plain` belongs to them. Without `keep` nobody looks at the factor, and it
+    may be anything.
     """
     times = rows.shape[0] // max(key.shape[0], 1)
     found = None
     if solver == "auto" and matrix is None:
         found = native.forward(rows, key, weight, alpha, gain, inverse, keep)
         if found is not None and found.status == PLAIN:
-            return found.out, found.matrix, found.packed[:, 1]
+            return (found.out, found.matrix, found.packed), True
         if found is not None and found.status != SOME_LEFT:
-            warn_inaccurate(unpack(found.packed, False, rows.dtype))
-            return found.out, found.matrix, found.packed
+            warn_inaccurate(unpack(found.packed))
+            return (found.out, found.matrix, found.packed), False
     if times > 1:
         key = key.repeat_interleave(times, 0)
     if solver == "float64" and rows.dtype != torch.float64:
         wide: Any = [pick(t, None, torch.float64) for t in (rows, key, weight, alpha, gain)]
-        wide += [solver, inverse, trusted, matrix, packed]
-        out, factor, report = transform_rows(*wide)
-        return out.to(rows.dtype), factor, report
+        (out, factor, report), plain = transform_rows(*wide, matrix, packed, solver, inverse, plain)
+        return (out.to(rows.dtype), factor, report), plain
     x = key if weight is None else key * weight.sqrt().unsqueeze(-1)
     if solver in ("qr", "pinv"):
         inverse = solver == "pinv"
@@ -97,23 +96,23 @@ def transform_rows(
     if solver in ("qr", "pinv", "float64"):
         out, _ = _refine(out, x, rows, alpha, gain, factor)
     if matrix is not None and packed is not None:
-        if solver == "auto" and not uneventful(packed):
-            report = unpack(packed, False, rows.dtype)
+        if solver == "auto" and not plain:
+            report = unpack(packed)
             out, _ = _climb(rows, x, alpha, gain, out, report, report.route)
-        return out, matrix.clone(), packed.clone()
-    ratio = factor.ratio if trusted else screen(factor.ratio, weight, alpha, gain)
+        return (out, matrix.clone(), packed.clone()), plain
+    ratio = screen(factor.ratio, weight, alpha, gain)
     if solver != "auto":
         out = torch.where(torch.isfinite(ratio).view(-1, 1, 1), out, torch.nan)
         report = base_report(False, ratio, rows.dtype)
         code = {"cholesky": PRIMAL, "float64": FLOAT64, "qr": QR, "pinv": PINV}[solver]
-        return out, factor.matrix, pack(report._replace(route=torch.full_like(ratio, code)))
+        return (out, factor.matrix, pack(report._replace(route=torch.full_like(ratio, code)))), False
     if not ratio.amax().item() < EASY[rows.dtype]:  # the one look at the host; NaN is not less
         checks.require_values(weight, alpha, gain)
-        start = base_report(False, ratio, rows.dtype) if found is None else unpack(found.packed, False, rows.dtype)
+        start = base_report(False, ratio, rows.dtype) if found is None else unpack(found.packed)
         out, report = _climb(rows, x, alpha, gain, out, start, None)
         warn_inaccurate(report)
-        return out, factor.matrix, pack(report)
-    return out, factor.matrix, ratio
+        return (out, factor.matrix, pack(report)), False
+    return (out, factor.matrix, pack(base_report(False, ratio, rows.dtype))), True
 
 
 def _factor(x: Tensor, alpha: Tensor, gain: Tensor | None, solver: str, inverse: bool) -> Factor:

@@ -7,29 +7,18 @@ The dual form is the same call on transposed points: K'G^-1 with G = c KK' + alp
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from intention.solve.doors import (
-    Door,
-    asked,
-    compiling,
-    eager,
-    forward_mode,
-    gather_batch,
-    gradient_free,
-    legacy_batched,
-    no_autocast,
-    scatter_batch,
-    sum_neighbours,
-    unobserved,
-)
 from intention.solve.factor import wants_inverse
-from intention.solve.ladder import PINV, has_float64, uneventful, unpack
+from intention.solve.ladder import PINV, has_float64, served_all, unpack
 from intention.solve.native import rows as native
+from intention.solve.operator import Note, Operator, Saved
 from intention.solve.problem import Invert, Plan, Problem, pick
+from intention.solve.torch_state import eager, no_autocast, sum_neighbours, unobserved
 from intention.solve.transform.rows import Points, transform_rows
 
 # The share of alpha's gradient up to which a rounding of what comes in is let be.
@@ -37,107 +26,92 @@ SURE = 1e-5
 ROUNDINGS = 32  # of a g that is a sum over keys
 
 
-def transform(points: Points, solver: str, trusted: bool) -> tuple[Tensor, Tensor]:
+def transform(points: Points, solver: str) -> tuple[Tensor, Tensor]:
     """X = rows Sigma^-1 and a packed report. `solver` is "auto", "cholesky", "qr", "pinv" or "float64"."""
     inverse = wants_inverse(points.key.shape[-1], points.rows.shape[-2])
-    if compiling():
-        out, _, packed = torch.ops.intention.transform(*points, solver, inverse, trusted, asked(*points))
-    elif gradient_free(*points):
-        out, _, packed = transform_rows(*points, solver, inverse, trusted, None, None, False)
-    else:
-        out, _, packed = Transform.apply(*points, solver, inverse, trusted, None, None)
+    out, packed = TRANSFORM(*points, None, None, solver, inverse, False)
     return out, packed
 
 
 def inverter(problem: Problem, plan: Plan, solver: str) -> Invert:
     """Sigma^-1 b as a function that can be differentiated any number of times; the factor is made once."""
     key = problem.weighted()[0].mT if plan.dual else problem.key
-    weight = None if plan.dual else problem.weight
-    memory: list[Tensor | None] = [None, None]
+    points = Points(problem.query, key, None if plan.dual else problem.weight, problem.alpha, problem.gain)
+    factor: Factored | None = None
 
     def invert(b: Tensor) -> Tensor:
+        nonlocal factor
         inverse = wants_inverse(key.shape[-1], problem.value.shape[-1])
-        out, matrix, packed = Transform.apply(
-            b.mT, key, weight, problem.alpha, problem.gain, solver, inverse, True, *memory
-        )
-        memory[:] = [matrix, packed]
+        out, factor = _again(b.mT, points, solver, inverse, factor)
         return out.mT
 
     return invert
 
 
-class Transform(Door):
-    """The eager door. Its derivatives are made of itself, so any order works."""
+class Factored(NamedTuple):
+    """A factor that was made, its packed report, and whether the plain one served every element."""
 
-    @staticmethod
-    def forward(*args: Any) -> Any:
-        return transform_rows(*args)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        tensors, (ctx.solver, ctx.inverse, _, _, _) = inputs[:5], inputs[5:]
-        ctx.mark_non_differentiable(*output[1:])
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*tensors, *output)
-        if forward_mode():
-            ctx.save_for_forward(*tensors, *output)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        *tensors, out, matrix, packed = ctx.saved_tensors
-        if (grad := grads[0]) is None:
-            return (None,) * 10
-        points = Points(*tensors)
-        y, key, weight, alpha, gain = _pull(grad, points, out, matrix, packed, ctx.solver, ctx.inverse)
-        if ctx.needs_input_grad[3] and eager() and not legacy_batched(grad):
-            assert alpha is not None
-            assert y is not None
-            alpha = _sure_alpha(alpha, grad, y, out, points)
-        return y, key, weight, alpha, gain, *(None,) * 5
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Any:
-        *tensors, out, matrix, packed = ctx.saved_tensors
-        tangent = _push(Points(*tensors), tangents[:5], out, matrix, packed, ctx.solver, ctx.inverse)
-        return tangent, None, None
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
-        size = info.batch_size
-        out = Transform.apply(*(gather_batch(a, d, size) for a, d in zip(args, in_dims, strict=True)))
-        return tuple(scatter_batch(x, size) for x in out), (0,) * 3
+    matrix: Tensor
+    packed: Tensor
+    plain: bool
 
 
-def _again(rows: Tensor, points: Points, solver: str, inverse: bool, matrix: Tensor, packed: Tensor) -> Tensor:
-    return Transform.apply(rows, *points[1:], solver, inverse, True, matrix, packed)[0]  # type: ignore[no-any-return]
+def _again(
+    rows: Tensor, points: Points, solver: str, inverse: bool, factor: Factored | None
+) -> tuple[Tensor, Factored]:
+    """rows Sigma^-1 with a factor that was made (None: make one), always recorded."""
+    note = Note()
+    given = (None, None) if factor is None else (factor.matrix, factor.packed)
+    plain = factor is not None and factor.plain
+    out, matrix, packed = TRANSFORM.function.apply(rows, *points[1:], *given, solver, inverse, plain, note)
+    return out, Factored(matrix, packed, bool(note.seen))
+
+
+def _pull(grads: Sequence[Tensor | None], saved: Saved, needs: Sequence[bool]) -> tuple[Tensor | None, ...]:
+    """Of any order: made of transforms."""
+    (grad,), points, (out, matrix, packed) = grads, Points(*saved.tensors[:5]), saved.outputs  # type: ignore[arg-type]
+    assert grad is not None
+    plain = served_all(packed) if saved.seen is None else saved.seen
+    factor = Factored(matrix, packed, plain)
+    y, key, weight, alpha, gain = _pulled(grad, points, out, factor, *saved.options[:2])
+    if needs[3] and eager():
+        assert alpha is not None
+        assert y is not None
+        alpha = _sure_alpha(alpha, grad, y, out, points)
+    return y, key, weight, alpha, gain, None, None
 
 
 @no_autocast
-def _pull(
-    grad: Tensor, points: Points, out: Tensor, matrix: Tensor, packed: Tensor, solver: str, inverse: bool
+def _pulled(
+    grad: Tensor, points: Points, out: Tensor, factor: Factored, solver: str, inverse: bool
 ) -> tuple[Tensor | None, ...]:
+    matrix, packed, plain = factor
     times = points.rows.shape[0] // max(points.key.shape[0], 1)
-    if solver == "auto" and unobserved() and _in_kernels(packed):
-        pulled = native.backward(grad, out, *points, matrix, packed, inverse)
+    if solver == "auto" and unobserved() and (plain or _in_kernels(packed)):
+        pulled = native.backward(grad, out, *points, matrix, None if plain else packed, inverse)
         if pulled is not None:
             return pulled[0], sum_neighbours(pulled[1], times), *pulled[2:]
     dtype = grad.dtype
-    if dtype != torch.float64 and solver == "auto" and has_float64(grad.device) and not uneventful(packed):
+    if dtype != torch.float64 and solver == "auto" and has_float64(grad.device) and not plain:
         # ill-conditioned: products of X and K cancel, so all of it runs in float64
         wide = Points(*(pick(t, None, torch.float64) for t in points))  # type: ignore[arg-type]
-        fresh, matrix, packed = Transform.apply(*wide, solver, inverse, True, None, None)
-        pulled = _pull(grad.double(), wide, fresh, matrix, packed, solver, inverse)
+        fresh, factor = _again(wide.rows, wide, solver, inverse, None)
+        pulled = _pulled(grad.double(), wide, fresh, factor, solver, inverse)
         return tuple(None if g is None else g.to(dtype) for g in pulled)
-    y = _again(grad, points, solver, inverse, matrix, packed)  # Y = g Sigma^-1
+
+    def inverse_of(x: Tensor) -> Tensor:
+        return _again(x, points, solver, inverse, factor)[0]
+
+    y = inverse_of(grad)  # Y = g Sigma^-1
     key = points.key.repeat_interleave(times, 0) if times > 1 else points.key
     cross = -torch.bmm(out.mT, y)  # dSigma = -X'Y
     alpha = cross.diagonal(0, -2, -1).sum(-1)
-    if not uneventful(packed):
+    if not plain:
         # where Sigma is singular, Sigma^+ also turns with its null space (along changes that keep the rank)
         outside = grad - _times_sigma(y, points, key), points.rows - _times_sigma(out, points, key)
-        turn = torch.bmm(_again(out, points, solver, inverse, matrix, packed).mT, outside[0])
-        turn = turn + torch.bmm(outside[1].mT, _again(y, points, solver, inverse, matrix, packed))
-        singular = (unpack(packed, False, out.dtype).route == PINV) & (points.alpha == 0)
+        turn = torch.bmm(inverse_of(out).mT, outside[0])
+        turn = turn + torch.bmm(outside[1].mT, inverse_of(y))
+        singular = (unpack(packed).route == PINV) & (points.alpha == 0)
         cross = cross + torch.where(singular.view(-1, 1, 1), turn, 0.0)
     key_grad = torch.bmm(key, cross + cross.mT)
     weight = gain = None
@@ -188,7 +162,7 @@ def _sure_alpha(alpha: Tensor, grad: Tensor, y: Tensor, out: Tensor, points: Poi
 
 def _in_kernels(packed: Tensor) -> bool:
     """Whether the kernels' backward knows the route of every element, and none is NaN."""
-    return uneventful(packed) or bool(((packed[:, 0] < PINV) & torch.isfinite(packed[:, 1])).all())
+    return bool(((packed[:, 0] < PINV) & torch.isfinite(packed[:, 1])).all())
 
 
 def _times_sigma(rows: Tensor, points: Points, key: Tensor) -> Tensor:
@@ -201,10 +175,10 @@ def _times_sigma(rows: Tensor, points: Points, key: Tensor) -> Tensor:
 
 
 @no_autocast
-def _push(
-    points: Points, tangents: Any, out: Tensor, matrix: Tensor, packed: Tensor, solver: str, inverse: bool
-) -> Tensor:
-    rows_t, key_t, weight_t, alpha_t, gain_t = tangents
+def _push(tangents: Sequence[Tensor | None], saved: Saved) -> tuple[Tensor]:
+    points, (out, matrix, packed) = Points(*saved.tensors[:5]), saved.outputs  # type: ignore[arg-type]
+    rows_t, key_t, weight_t, alpha_t, gain_t = tangents[:5]
+    factor, (solver, inverse) = Factored(matrix, packed, bool(saved.seen)), saved.options[:2]
     times = points.rows.shape[0] // max(points.key.shape[0], 1)
     key = points.key.repeat_interleave(times, 0)
     weighted = key if points.weight is None else points.weight.unsqueeze(-1) * key
@@ -225,14 +199,33 @@ def _push(
         tangent = tangent + rows_t
 
     def inverse_of(x: Tensor) -> Tensor:
-        return _again(x, points, solver, inverse, matrix, packed)
+        return _again(x, points, solver, inverse, factor)[0]
 
     tangent = inverse_of(tangent)
-    if not uneventful(packed):  # Sigma^+ also turns with its null space, as in the pullback
+    if not factor.plain:  # Sigma^+ also turns with its null space, as in the pullback
         twice = torch.bmm(inverse_of(out), moved)
         outside = points.rows - _times_sigma(out, points, key)
         turn = twice - _times_sigma(inverse_of(twice), points, key)
         turn = turn + inverse_of(inverse_of(torch.bmm(outside, moved)))
-        singular = (unpack(packed, False, out.dtype).route == PINV) & (points.alpha == 0)
+        singular = (unpack(packed).route == PINV) & (points.alpha == 0)
         tangent = tangent + torch.where(singular.view(-1, 1, 1), turn, 0.0)
-    return tangent
+    return (tangent,)
+
+
+def _shapes(rows: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    (batch, _, n), dtype = rows.shape, torch.float64 if rest[6] == "float64" else rows.dtype
+    return rows.new_empty(rows.shape), rows.new_empty(batch, n, n, dtype=dtype), rows.new_empty(batch, 3, dtype=dtype)
+
+
+TRANSFORM = Operator(
+    "transform",
+    tensors="rows key weight? alpha gain? matrix? packed?",  # the last two: a factor that was made, and its report
+    options="str solver, bool inverse, bool plain",
+    answers=1,
+    outputs=3,  # X, factor, packed report
+    solve=transform_rows,
+    shapes=_shapes,
+    pull=_pull,
+    differentiable=_pull,
+    push=_push,
+)

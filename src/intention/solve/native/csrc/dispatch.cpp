@@ -5,6 +5,9 @@
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
+#ifdef INTENTION_X86
+#include <cpuid.h>
+#endif
 
 #include "kernels.h"
 #include "threads.h"
@@ -29,14 +32,28 @@ struct Kernels {
     {#ARCH, ARCH::ridge_forward, ARCH::ridge_backward, ARCH::transform_forward, ARCH::transform_backward, \
      ARCH::sigma_forward, ARCH::sigma_backward, ARCH::causal_forward, ARCH::causal_backward}
 
+#ifdef INTENTION_X86
+struct Processor {
+    bool avx2, avx512;
+};
+
+// Not by __builtin_cpu_supports: the table that it reads cannot be linked into a shared library by every compiler.
+Processor processor() {
+    constexpr unsigned YMM = 0x06, ZMM = 0xe6;  // registers that the operating system keeps
+    constexpr unsigned AVX512 = bit_AVX512F | bit_AVX512DQ | bit_AVX512VL | bit_AVX512BW;
+    unsigned a, b, c, d, kept, high;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE) || !(c & bit_FMA)) return {false, false};
+    asm volatile("xgetbv" : "=a"(kept), "=d"(high) : "c"(0));
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(b & bit_AVX2)) return {false, false};
+    return {(kept & YMM) == YMM, (kept & ZMM) == ZMM && (b & AVX512) == AVX512};
+}
+#endif
+
 Kernels choose() {
 #ifdef INTENTION_X86
-    __builtin_cpu_init();
-    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-    const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
-                        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw");
-    if (avx2 && avx512) return KERNELS_OF(avx512);
-    if (avx2) return KERNELS_OF(avx2);
+    const Processor found = processor();
+    if (found.avx512) return KERNELS_OF(avx512);
+    if (found.avx2) return KERNELS_OF(avx2);
 #endif
     return KERNELS_OF(baseline);
 }
@@ -103,7 +120,7 @@ double causal_work(const CausalArguments& a) {
 
 }  // namespace
 
-EXPORTED int intention_native_abi(void) { return 4; }
+EXPORTED int intention_native_abi(void) { return 5; }
 EXPORTED const char* intention_native_arch(void) { return kernels.name; }
 EXPORTED void intention_native_forked(void) { begin_anew(); }  // where the fork was before this library was loaded
 

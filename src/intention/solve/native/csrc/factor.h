@@ -104,6 +104,15 @@ void cross(Int size, const T* x, T* out) {
         transpose<T>(W, size - j - W, out + j * size + j + W, size, out + (j + W) * size + j, size);
 }
 
+// Compiled once for all files, in kernels_shared.cpp.
+#define INTENTION_FACTORS(PREFIX, T)                                    \
+    PREFIX template Pivots<T> cholesky<T>(Int, Int, T*, T*, const T*);  \
+    PREFIX template void invert_factor<T>(Int, const T*, const T*, T*); \
+    PREFIX template void cross<T>(Int, const T*, T*);
+
+INTENTION_FACTORS(extern, float)
+INTENTION_FACTORS(extern, double)
+
 constexpr Int SMALL = 16;  // up to this size the steps of one factorisation wait for each other: many run at once
 
 // The same for WIDTH matrices side by side: entry (i, j) of all of them is vector i * size + j.

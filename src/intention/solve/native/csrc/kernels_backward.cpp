@@ -360,6 +360,7 @@ int backward(const RidgeArguments& a, Int from, Int to) {
     const Int n = a.dual ? a.points : a.features;
     const bool narrow = sizeof(T) == 4, small = fits_lanes(a) && !a.backward.weight && !a.backward.gain;
     const auto route = [&](Int b) { return entry<T>(a.backward.route, b, 0); };
+    int status = PLAIN;
     for (Int b = from; b < to;) {
         int count = int(smaller<Int>(WIDTH<T>, to - b));
         bool together = small && 2 * count >= WIDTH<T>;
@@ -371,14 +372,18 @@ int backward(const RidgeArguments& a, Int from, Int to) {
             arena.reset();
             // a weight's gradient holds the residual V - KW, which float loses where the fit is close
             const bool wide = narrow && (route(b) == FLOAT64 || a.backward.weight);
-            if (route(b) <= FLOAT64) (wide ? pull_wide<T> : pull_saved<T>)(a, b, n, wanted<T>(a, b, arena), arena);
+            if (route(b) <= FLOAT64) {
+                (wide ? pull_wide<T> : pull_saved<T>)(a, b, n, wanted<T>(a, b, arena), arena);
+            } else {
+                status = SOME_LEFT;
+            }
         }
         for (int g = 0; g < count && narrow; ++g)
             if (route(b + g) <= REFINED && !a.backward.weight) make_sure_of_alpha<T>(a, b + g, n, arena);
         b += count;
     }
     arena.reset();
-    return PLAIN;
+    return status;
 }
 
 int ridge_backward(const RidgeArguments& a, Int from, Int to) {

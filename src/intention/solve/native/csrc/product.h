@@ -75,7 +75,7 @@ inline Tile<T> tile_of(int vectors, bool part) {
 }
 
 template <class T>
-inline Tile<T> tile_of(int rows, int vectors, bool part) {
+Tile<T> tile_of(int rows, int vectors, bool part) {
     switch (rows) {
         case 1: return tile_of<T, 1>(vectors, part);
         case 2: return tile_of<T, 2>(vectors, part);
@@ -278,5 +278,14 @@ void multiply(Int m, Int n, Int depth, In<T> a, In<T> b, Mat<T> c, T scale = 1, 
         by_entries<T>(m, n, depth, a, b, c, scale, add);
     }
 }
+
+// Compiled once for all files, in kernels_shared.cpp: the tiles are most of the code.
+#define INTENTION_PRODUCTS(PREFIX, T)                                                     \
+    PREFIX template Tile<T> tile_of<T>(int, int, bool);                                   \
+    PREFIX template void multiply<T>(Int, Int, Int, In<T>, In<T>, Mat<T>, T, bool, Part); \
+    PREFIX template void transpose<T>(Int, Int, const T*, Int, T*, Int);
+
+INTENTION_PRODUCTS(extern, float)
+INTENTION_PRODUCTS(extern, double)
 
 }  // namespace INTENTION_ARCH

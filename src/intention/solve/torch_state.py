@@ -1,4 +1,4 @@
-"""What the two doors (autograd.Function in eager mode, custom operator under torch.compile) share."""
+"""What torch is doing around a call: is it recorded, transformed, compiled, in autocast."""
 
 from __future__ import annotations
 
@@ -18,10 +18,6 @@ _transforms_active: Callable[[], bool] = getattr(torch._C, "_are_functorch_trans
 _any_autocast: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 _wrappers: Any = getattr(torch._C, "_functorch")  # noqa: B009 - torch's stubs do not know it
 _legacy_batched: Callable[[Tensor], bool] = getattr(_wrappers, "is_legacy_batchedtensor", lambda _: False)
-_functorch: Any = getattr(torch, "_functorch", None)
-_unwrap_dead_wrappers: Callable[..., Any] | None = getattr(
-    getattr(_functorch, "utils", None), "unwrap_dead_wrappers", None
-)
 
 
 def no_autocast(function: F) -> F:
@@ -84,6 +80,11 @@ def asked(*tensors: Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
+def transformed() -> bool:
+    """torch.func is at work."""
+    return _transforms_active()
+
+
 def forward_mode() -> bool:
     """Tangents may travel along."""
     return getattr(forward_ad, "_current_level", 0) >= 0
@@ -99,51 +100,9 @@ def unobserved() -> bool:
     return not (torch.is_grad_enabled() or _transforms_active())
 
 
-def refuse_nested_forward(*args: Any) -> None:
-    """torch runs the `jvp` of a Function on values without the tangents of an outer forward mode: silent zeros."""
-    stack = _wrappers.get_interpreter_stack() or []
-    forward = {x.level() for x in stack if x.key() == _wrappers.TransformType.Jvp}
-    if len(forward) < 2:
-        return
-    levels = set()
-    for x in args:
-        while isinstance(x, Tensor) and _wrappers.is_functorch_wrapped_tensor(x):
-            levels.add(_wrappers.maybe_get_level(x))
-            x = _wrappers.get_unwrapped(x)
-    if len(levels & forward) > 1:
-        raise RuntimeError(
-            "forward mode within forward mode (torch.func.jacfwd or jvp, twice) loses derivatives in torch wherever "
-            "there is an autograd.Function; use torch.func.hessian, or jacrev for one of the two"
-        )
-
-
 def legacy_batched(x: Tensor) -> bool:
     """torch.autograd.grad(is_grads_batched=True): no transform is active, and rules of a Function are not asked."""
     return _legacy_batched(x)
-
-
-class Door(torch.autograd.Function):
-    """torch binds the arguments of `apply` by inspection, 10 to 30 us a call. Ours are positional and complete."""
-
-    @classmethod
-    def apply(cls, *args: Any) -> Any:
-        if _transforms_active() or _unwrap_dead_wrappers is None:
-            refuse_nested_forward(*args)
-            return super().apply(*args)
-        return super(torch.autograd.Function, cls).apply(*_unwrap_dead_wrappers(args))  # type: ignore[misc]
-
-
-def gather_batch(x: Any, dim: int | None, size: int) -> Any:
-    """Fold vmap's dimension into the flat batch: (B, ...) with the new one at `dim` -> (size * B, ...)."""
-    if not isinstance(x, Tensor):
-        return x
-    x = x.unsqueeze(0).expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
-    return x.reshape(-1, *x.shape[2:])
-
-
-def scatter_batch(x: Tensor, size: int) -> Tensor:
-    """The inverse of gather_batch, with vmap's dimension first."""
-    return x.reshape(size, -1, *x.shape[1:])
 
 
 def sum_neighbours(x: Tensor | None, times: int) -> Tensor | None:

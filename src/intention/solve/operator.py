@@ -1,0 +1,306 @@
+"""One declaration per operator, and the two doors that are made of it.
+
+An operator says once what it computes, what its outputs look like, and its derivatives: the first ones, those of any
+order, and along a tangent. Eager calls go through an autograd.Function. Calls that torch.compile or torch.export trace
+go through custom operators, `intention::name` and `intention::name_backward`, with the same implementation inside.
+Eager code never takes that door: torch.func.grad does not work through custom operators, and forward-mode AD would lose
+tangents. Double backward through torch.compile is a limit of torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.library import Library, register_autograd, register_fake, register_vmap
+
+from intention.solve import torch_state
+from intention.solve.torch_state import asked, compiling, eager, forward_mode, gradient_free, legacy_batched, unobserved
+
+Opt = Tensor | None
+Outputs = tuple[Tensor, ...]
+Grads = Sequence[Opt]
+
+_functorch: Any = getattr(torch._C, "_functorch")  # noqa: B009 - torch's stubs do not know it
+_utils: Any = getattr(getattr(torch, "_functorch", None), "utils", None)
+_unwrap_dead_wrappers: Callable[..., Any] | None = getattr(_utils, "unwrap_dead_wrappers", None)
+_library = Library("intention", "DEF")
+
+
+class Saved(NamedTuple):
+    """What a backward finds."""
+
+    tensors: tuple[Opt, ...]
+    options: tuple[Any, ...]
+    outputs: Outputs  # answers (where they are saved), what was kept, the packed report
+    seen: (
+        Any  # what the forward saw on the host: whether the plain factor served every element; None: nobody has looked
+    )
+
+
+class Note:
+    """What a forward tells its wrapper beside tensors; torch.func hands it through as it is."""
+
+    def __init__(self, found: Outputs | None = None, seen: Any = None, *, aside: bool = False) -> None:
+        self.found, self.seen = found, seen  # outputs that are there already, and what was seen on the host
+        self.aside = aside  # whether only answers become outputs
+        self.rest: Outputs = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Operator:
+    """The declaration. Tensors and outputs are flat batches: the first dimension is that of the elements.
+
+    `solve(*tensors, *options, keep)` gives the outputs, answers first and the packed report last, and what it saw on
+    the host, where derivatives and transforms cannot look: whether the plain factor served every element. What lies
+    between is kept for a backward, and may be anything without `keep`.
+    """
+
+    name: str
+    tensors: str  # "query key weight?"; "?" may be None
+    options: str  # "bool dual, float scale"
+    answers: int
+    outputs: int
+    solve: Callable[..., tuple[Outputs, Any]]
+    shapes: Callable[..., Outputs]  # of solve, with keep=True
+    pull: Callable[[Grads, Saved, Sequence[bool]], Grads]  # (gradients of answers, saved, needs): nothing watches
+    differentiable: Callable[[Grads, Saved, Sequence[bool]], Grads]  # the same, of any order
+    push: Callable[[Sequence[Opt], Saved], tuple[Tensor, ...]] | None = (
+        None  # tangents of the tensors -> of the answers
+    )
+    saves_answers: bool = True
+    traced: Callable[..., tuple[Outputs, Any]] | None = None  # in place of `solve`, where a graph has no second call
+
+    count: int = field(init=False)  # of the tensors
+    function: type[Door] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "count", len(self.tensors.split()))
+        object.__setattr__(self, "function", _function(self))
+        _register(self)
+
+    def __call__(self, *args: Any) -> Outputs:
+        """(*tensors, *options) -> (*answers, packed report)"""
+        tensors = args[: self.count]
+        if compiling():
+            outputs = getattr(torch.ops.intention, self.name)(*args, asked(*tensors))
+        elif gradient_free(*tensors):
+            outputs, _ = self.solve(*args, False)
+        else:
+            return self.recorded(args, Note(aside=eager() and not forward_mode()))
+        return *outputs[: self.answers], outputs[-1]
+
+    def recorded(self, args: tuple[Any, ...], note: Note) -> Outputs:
+        """The same through the autograd.Function."""
+        outputs = self.function.apply(*args, note)
+        if not note.aside:
+            return *outputs[: self.answers], outputs[-1]
+        return *((outputs,) if self.answers == 1 else outputs), note.rest[-1]
+
+    def kept(self, outputs: Outputs) -> Outputs:
+        return outputs if self.saves_answers else outputs[self.answers :]
+
+
+class Door(torch.autograd.Function):
+    """torch binds the arguments of `apply` by inspection, 10 to 30 us a call. Ours are positional and complete."""
+
+    @classmethod
+    def apply(cls, *args: Any) -> Any:
+        if torch_state.transformed() or _unwrap_dead_wrappers is None:
+            _refuse_nested_forward(*args)
+            return super().apply(*args)
+        return super(torch.autograd.Function, cls).apply(*_unwrap_dead_wrappers(args))  # type: ignore[misc]
+
+
+def _refuse_nested_forward(*args: Any) -> None:
+    """torch runs the `jvp` of a Function on values without the tangents of an outer forward mode: silent zeros."""
+    stack = _functorch.get_interpreter_stack() or []
+    forward = {x.level() for x in stack if x.key() == _functorch.TransformType.Jvp}
+    if len(forward) < 2:
+        return
+    levels = set()
+    for x in args:
+        while isinstance(x, Tensor) and _functorch.is_functorch_wrapped_tensor(x):
+            levels.add(_functorch.maybe_get_level(x))
+            x = _functorch.get_unwrapped(x)
+    if len(levels & forward) > 1:
+        raise RuntimeError(
+            "forward mode within forward mode (torch.func.jacfwd or jvp, twice) loses derivatives in torch wherever "
+            "there is an autograd.Function; use torch.func.hessian, or jacrev for one of the two"
+        )
+
+
+def _function(op: Operator) -> type[Door]:
+    """The eager door."""
+
+    class Function(Door):
+        @staticmethod
+        def forward(*args: Any) -> Any:
+            """(*tensors, *options, note). Every output takes time: where nothing transforms, only answers are."""
+            note: Note = args[-1]
+            outputs = note.found
+            if outputs is None:
+                outputs, note.seen = op.solve(*args[:-1], True)
+            if not note.aside:
+                return outputs
+            note.rest = outputs[op.answers :]
+            return outputs[0] if op.answers == 1 else outputs[: op.answers]
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+            note: Note = inputs[-1]
+            ctx.options, ctx.seen = inputs[op.count : -1], note.seen
+            ctx.set_materialize_grads(False)
+            if note.aside:
+                output = *((output,) if op.answers == 1 else output), *note.rest
+            else:
+                ctx.mark_non_differentiable(*output[op.answers :])
+            saved = *inputs[: op.count], *op.kept(output)
+            ctx.save_for_backward(*saved)
+            if not note.aside:
+                ctx.save_for_forward(*saved)
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            others = (None,) * (len(ctx.options) + 1)
+            grads = grads[: op.answers]
+            if all(g is None for g in grads):
+                return *(None,) * op.count, *others
+            tensors, outputs = _split(op, ctx.saved_tensors)
+            needs = _needed(ctx, tensors)
+            if any(g is not None and legacy_batched(g) for g in grads):
+                return *_backward_operator(op, grads, tensors, outputs, ctx.options, needs), *others
+            pull = op.pull if unobserved() else op.differentiable
+            return *pull(grads, Saved(tensors, ctx.options, outputs, ctx.seen), needs), *others
+
+        @staticmethod
+        def jvp(ctx: Any, *tangents: Any) -> Any:
+            if op.push is None:
+                raise RuntimeError(f"intention::{op.name} has no forward-mode derivative")
+            tensors, outputs = _split(op, ctx.saved_tensors)
+            found = op.push(tangents[: op.count], Saved(tensors, ctx.options, outputs, ctx.seen))
+            return *found, *(None,) * (op.outputs - op.answers)
+
+        @staticmethod
+        def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
+            size = info.batch_size
+            out = Function.apply(*(gather_batch(a, d, size) for a, d in zip(args, in_dims, strict=True)))
+            return tuple(scatter_batch(x, size) for x in out), (0,) * op.outputs
+
+    Function.__name__ = op.name.capitalize()
+    return Function
+
+
+def _split(op: Operator, saved: tuple[Any, ...]) -> tuple[tuple[Opt, ...], Outputs]:
+    """Read once: torch.utils.checkpoint makes saved tensors anew for one look."""
+    return saved[: op.count], saved[op.count :]
+
+
+def _needed(ctx: Any, tensors: Sequence[Opt]) -> list[bool]:
+    return [need and x is not None for need, x in zip(ctx.needs_input_grad, tensors, strict=False)]
+
+
+def _backward_operator(
+    op: Operator, grads: Grads, tensors: Sequence[Opt], kept: Outputs, options: tuple[Any, ...], needs: list[bool]
+) -> tuple[Opt, ...]:
+    call = getattr(torch.ops.intention, f"{op.name}_backward")
+    found = call(*grads, *tensors, *kept, *options, needs)
+    return tuple(x if need else None for x, need in zip(found, needs, strict=True))
+
+
+def _register(op: Operator) -> None:
+    """The compiled door. Not by `custom_op`: its wrapper takes twice the time of a small call, and no gradient can be
+    taken inside it. A forward keeps what a backward needs only where a gradient can be asked for (`keep`); a backward
+    without it solves again. A backward is told which gradients are asked for, and gives empty tensors for the others.
+    """
+    solve, between = op.traced or op.solve, slice(op.answers, op.outputs - 1)
+
+    def forward(*args: Any) -> Outputs:
+        outputs, _ = solve(*args)
+        kept = outputs[between] if args[-1] else [outputs[0].new_empty(0) for _ in outputs[between]]
+        return tuple(
+            x.contiguous() for x in (*outputs[: op.answers], *kept, outputs[-1])
+        )  # inductor asserts on strides
+
+    def fake(*args: Any) -> Outputs:
+        torch_state.refuse_onnx()
+        outputs = op.shapes(*args[:-1])
+        kept = outputs[between] if args[-1] else [outputs[0].new_empty(0) for _ in outputs[between]]
+        return *outputs[: op.answers], *kept, outputs[-1]
+
+    def setup(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.options = inputs[op.count : -1]
+        ctx.save_for_backward(*inputs[: op.count], *op.kept(output))
+
+    def grad(ctx: Any, *grads: Any) -> Any:
+        tensors, kept = _split(op, ctx.saved_tensors)
+        needs = _needed(ctx, tensors)
+        found = _backward_operator(op, grads[: op.answers], tensors, kept, ctx.options, needs)
+        return *found, *(None,) * (len(ctx.options) + 1)
+
+    def backward(*args: Any) -> Outputs:
+        grads, tensors, needs = args[: op.answers], args[op.answers : op.answers + op.count], args[-1]
+        kept, options = args[op.answers + op.count : ends], args[ends:-1]
+        seen = None
+        if op.outputs - op.answers > 1 and not kept[-2].numel():
+            outputs, seen = solve(*tensors, *options, True)
+            kept = op.kept(outputs)
+        found = op.pull(grads, Saved(tensors, options, kept, seen), needs)
+        pairs = zip(found, needs, strict=True)
+        return tuple(x.contiguous() if need and x is not None else grads[0].new_empty(0) for x, need in pairs)
+
+    def backward_fake(*args: Any) -> Outputs:
+        torch_state.refuse_onnx()
+        pairs = zip(args[op.answers : op.answers + op.count], args[-1], strict=True)
+        return tuple(x.new_empty(x.shape) if need else args[0].new_empty(0) for x, need in pairs)
+
+    saved = op.outputs if op.saves_answers else op.outputs - op.answers
+    ends = op.answers + op.count + saved
+    tensors = ", ".join(f"Tensor? {x[:-1]}" if x.endswith("?") else f"Tensor {x}" for x in op.tensors.split())
+    options = f", {op.options}" if op.options else ""
+    given = ", ".join(
+        [*(f"Tensor grad{i}" for i in range(op.answers)), tensors, *(f"Tensor kept{i}" for i in range(saved))]
+    )
+    define(op.name, f"({tensors}{options}, bool keep) -> {_tuple(op.outputs)}", forward, fake)
+    define(f"{op.name}_backward", f"({given}{options}, bool[] needs) -> {_tuple(op.count)}", backward, backward_fake)
+    register_autograd(f"intention::{op.name}", grad, setup_context=setup, lib=_library)
+
+
+def define(name: str, schema: str, implementation: Any, fake: Any, batched: Any = None, grad: Any = None) -> None:
+    """A custom operator by itself, without an eager door."""
+    _library.define(name + schema)
+    _library.impl(name, implementation, "CompositeExplicitAutograd")
+    register_fake(f"intention::{name}", fake, lib=_library)
+    register_vmap(f"intention::{name}", batched or _batched(getattr(torch.ops.intention, name)), lib=_library)
+    if grad is not None:
+        register_autograd(f"intention::{name}", grad, lib=_library)
+
+
+def _tuple(size: int) -> str:
+    return f"({', '.join(['Tensor'] * size)})"
+
+
+def _batched(call: Any) -> Any:
+    def rule(info: Any, in_dims: Any, *args: Any) -> Any:
+        out = call(*(gather_batch(a, d, info.batch_size) for a, d in zip(args, in_dims, strict=True)))
+        return tuple(scatter_batch(x, info.batch_size) if x.numel() else x for x in out), tuple(
+            0 if x.numel() else None for x in out
+        )
+
+    return rule
+
+
+def gather_batch(x: Any, dim: int | None, size: int) -> Any:
+    """Fold vmap's dimension into the flat batch: (B, ...) with the new one at `dim` -> (size * B, ...)."""
+    if not isinstance(x, Tensor):
+        return x
+    x = x.unsqueeze(0).expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
+    return x.reshape(-1, *x.shape[2:])
+
+
+def scatter_batch(x: Tensor, size: int) -> Tensor:
+    """The inverse of gather_batch, with vmap's dimension first."""
+    return x.reshape(size, -1, *x.shape[1:])

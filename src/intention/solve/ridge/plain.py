@@ -1,0 +1,246 @@
+"""The plain call: there are no weights, alpha is a number or has no gradient, and the compiled kernels answer.
+
+What such a call has to know follows from shapes and strides, and is worked out once for each of them: a small batch
+takes the kernels less time than it takes to look at its tensors. Everything else goes the way of `ridge`.
+"""
+
+from __future__ import annotations
+
+import array
+import functools
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from intention.solve.factor import LIMITS, wants_inverse
+from intention.solve.native.call import BACKWARD, FORWARD, LARGEST, PLAIN, SOME_LEFT, described, readable
+from intention.solve.native.library import kernel
+from intention.solve.operator import Door
+from intention.solve.problem import Grads, Needs, Plan, Problem
+from intention.solve.ridge.by_route import backward_batch
+from intention.solve.ridge.ridge import differentiable
+from intention.solve.torch_state import forward_mode, transformed, unobserved
+
+_TYPES = (Tensor, torch.nn.Parameter)
+_LARGEST_ALPHA = 1e38  # that float32 can hold
+
+
+class Layout(NamedTuple):
+    """What shapes, strides and options tell."""
+
+    sizes: tuple[int, ...]  # the first numbers of the block in arguments.h
+    limits: tuple[float, ...]
+    query: tuple[int, int, int]  # strides, as `described` has them
+    key: tuple[int, int, int]
+    value: tuple[int, int, int]
+    dense: bool  # all three are contiguous
+    dual: bool
+    batch: int
+    out: tuple[int, ...]
+    coef: tuple[int, int, int]  # report (B, 3), coefficients and factor lie in one buffer, in this order
+    matrix: tuple[int, int, int]
+    kept: int  # numbers in that buffer
+    ends: tuple[int, int]  # bytes before the coefficients, and before the factor
+
+
+@functools.lru_cache(maxsize=1024)
+def _layout(
+    dtype: torch.dtype, threads: int, intercept: bool, shapes: tuple[tuple[int, ...], ...], *strides: tuple[int, ...]
+) -> Layout | None:
+    """None where the call is not plain: it is broadcast, empty, too large, or wrong."""
+    query, key, value = shapes
+    if len(query) not in (3, 4) or not query[:-2] == key[:-2] == value[:-2]:
+        return None
+    (queries, features), (points, columns), lead = query[-2:], value[-2:], query[:-2]
+    if key[-2:] != (points, features) or 0 in query or 0 in value:
+        return None
+    if any(s[-1] != 1 and x[-1] != 1 for x, s in zip(shapes, strides, strict=True)):
+        return None
+    dual, batch = points < features, math.prod(lead)
+    size = points if dual else features
+    if size > LARGEST or dtype not in (torch.float32, torch.float64):
+        return None
+    inner, inverse = lead[1] if len(lead) == 2 else 1, wants_inverse(size, columns)
+    told = (dtype == torch.float64, threads, batch, inner, 1, points, queries, features, columns)
+    q, k, v = ((s[0], s[1] if len(s) == 4 else 0, s[-2]) for s in strides)
+    dense = all(_contiguous(x, s) for x, s in zip(shapes, strides, strict=True))
+    first, second, width = 3 * batch, 3 * batch + batch * size * columns, dtype.itemsize
+    return Layout(
+        (*told, dual, intercept, inverse),
+        LIMITS[dtype, dual],
+        q,
+        k,
+        v,
+        dense,
+        dual,
+        batch,
+        (*lead, queries, columns),
+        (batch, size, columns),
+        (batch, size, size),
+        second + batch * size * size,
+        (first * width, second * width),
+    )
+
+
+def _contiguous(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+    wanted = 1
+    for size, step in zip(reversed(shape), reversed(stride), strict=True):
+        if size != 1 and step != wanted:
+            return False
+        wanted *= size
+    return True
+
+
+class Regulariser(NamedTuple):
+    numbers: tuple[int, int, int, int]  # where alpha and gain are, and the steps between elements
+    alive: Any  # what they look at
+
+
+@functools.lru_cache(maxsize=256)
+def _number(alpha: float, dtype: torch.dtype) -> Regulariser:
+    """One number in memory, which all elements read."""
+    cell = array.array("f" if dtype == torch.float32 else "d", [alpha])
+    return Regulariser((cell.buffer_info()[0], 0, 0, 0), cell)
+
+
+class Setting(NamedTuple):
+    alpha: float
+    intercept: bool
+    scale: float
+    plain: bool  # the factor alone served all elements
+
+
+class Found(NamedTuple):
+    out: Tensor
+    kept: Tensor
+    setting: Setting
+
+
+def _looked_at(query: Tensor, key: Tensor, value: Tensor, intercept: bool) -> Layout | None:
+    dtype = query.dtype
+    if not (key.dtype is dtype and value.dtype is dtype and query.is_cpu and key.is_cpu and value.is_cpu):
+        return None
+    if query.is_neg() or key.is_neg() or value.is_neg():
+        return None
+    shapes = query.shape, key.shape, value.shape
+    return _layout(dtype, torch.get_num_threads(), intercept, shapes, query.stride(), key.stride(), value.stride())
+
+
+def plain(
+    query: Tensor, key: Tensor, value: Tensor, alpha: float | Tensor, convex: bool, intercept: bool, scale: float
+) -> Tensor | None:
+    """The answer (..., M, k); None where another way must be taken: whatever may be wrong is looked at there.
+
+    A number alpha >= 0 is checked. Elements that need the SVD are few, and are solved again with all others.
+    """
+    if not (type(query) in _TYPES and type(key) in _TYPES and type(value) in _TYPES):
+        return None
+    function, layout = kernel("intention_ridge_forward"), _looked_at(query, key, value, intercept)
+    if function is None or layout is None or transformed() or forward_mode():
+        return None
+    keep = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
+    told = _regulariser(alpha, convex, query.dtype, layout, keep)
+    if told is None:
+        return None
+    out, kept = query.new_empty(layout.out), query.new_empty(layout.kept if keep else 3 * layout.batch)
+    at, (coef, matrix) = kept.data_ptr(), layout.ends
+    ends = (at + coef, at + matrix, out.data_ptr(), at) if keep else (0, 0, out.data_ptr(), at)
+    status = function(FORWARD.pack(*_block(layout, query, key, value, told.numbers, scale), *ends))
+    if status == SOME_LEFT:
+        return None
+    if not keep:
+        return out
+    assert not isinstance(alpha, Tensor)
+    return Plain.apply(query, key, value, Found(out, kept, Setting(alpha, intercept, scale, status == PLAIN)))
+
+
+def _regulariser(
+    alpha: float | Tensor, convex: bool, dtype: torch.dtype, layout: Layout, keep: bool
+) -> Regulariser | None:
+    if not isinstance(alpha, Tensor):
+        return None if convex or alpha > _LARGEST_ALPHA else _number(alpha, dtype)
+    lead = layout.out[:-2]
+    if keep or not readable(alpha, dtype) or (alpha.requires_grad and torch.is_grad_enabled()):
+        return None
+    if alpha.shape not in (lead[-1:], ()):
+        return None
+    alpha = alpha.expand(lead).reshape(-1)
+    gain = 1 - alpha if convex else None
+    at, step = (0, 0) if gain is None else (gain.data_ptr(), gain.stride(0))
+    return Regulariser((alpha.data_ptr(), alpha.stride(0), at, step), (alpha, gain))
+
+
+def _block(
+    layout: Layout, query: Tensor, key: Tensor, value: Tensor, told: tuple[int, ...], scale: float
+) -> tuple[float, ...]:
+    q, k, v = query.data_ptr(), key.data_ptr(), value.data_ptr()
+    return (
+        *layout.sizes, scale, *layout.limits, q, *layout.query, k, *layout.key, v, *layout.value, 0, 0, *told
+    )  # fmt: skip
+
+
+class Plain(Door):
+    """The door of a plain call, which nothing transforms."""
+
+    @staticmethod
+    def forward(*args: Any) -> Any:
+        return args[3].out
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        query, key, value, found = inputs
+        ctx.setting = found.setting
+        ctx.save_for_backward(query, key, value, found.kept)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        query, key, value, kept = ctx.saved_tensors
+        pulled = None
+        if unobserved():
+            pulled = _pulled(grads[0], query, key, value, kept, ctx.setting, ctx.needs_input_grad)
+        if pulled is None:
+            pulled = _otherwise(grads[0], query, key, value, kept, ctx.setting, ctx.needs_input_grad)
+        return *pulled[:3], None
+
+
+def _pulled(
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, kept: Tensor, setting: Setting, needs: tuple[bool, ...]
+) -> tuple[Tensor | None, ...] | None:
+    """By the compiled kernel; None where memory cannot be read as it is."""
+    function, layout = kernel("intention_ridge_backward"), _looked_at(query, key, value, setting.intercept)
+    if function is None or layout is None or not (readable(grad, query.dtype) and readable(kept, query.dtype)):
+        return None
+    try:
+        grad, g = described(grad)
+    except RuntimeError:  # torch.autograd.grad(is_grads_batched=True): a tensor without memory of its own
+        return None
+    found: list[Tensor | None] = [None, None, None]
+    ends = [0, 0, 0]
+    for i, x in enumerate((query, key, value)):
+        if needs[i]:
+            found[i] = to = torch.empty_like(x) if layout.dense else x.new_empty(x.shape)
+            ends[i] = to.data_ptr()
+    at, (coef, matrix) = kept.data_ptr(), layout.ends
+    route = (0, 0) if setting.plain else (at, 3)
+    told = _number(setting.alpha, query.dtype)
+    block = _block(layout, query, key, value, told.numbers, setting.scale)
+    function(BACKWARD.pack(*block, at + coef, at + matrix, *route, 0, *g, *ends, 0, 0, 0, 0))
+    return tuple(found)
+
+
+def _otherwise(
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, kept: Tensor, setting: Setting, needs: tuple[bool, ...]
+) -> Grads:
+    """By the ways of `ridge`: derivatives of the gradients are asked for, or they come in a batch."""
+    lead, (points, features), columns = query.shape[:-2], key.shape[-2:], value.shape[-1]
+    batch, dual = math.prod(lead), points < features
+    size = points if dual else features
+    packed, coef, matrix = kept.split([3 * batch, batch * size * columns, batch * size * size])
+    problem = Problem(query, key, value, None, key.new_full((batch,), setting.alpha), None)
+    plan, asked = Plan(dual, setting.intercept, setting.scale), Needs(needs[0], needs[1], needs[2], False, False, False)
+    if torch.is_grad_enabled():
+        return differentiable(grad, problem, setting.plain, plan, "auto", asked)
+    coef, matrix = coef.view(batch, size, columns), matrix.view(batch, size, size)
+    return backward_batch(grad, problem, coef, matrix, packed.view(batch, 3), setting.plain, plan, "auto", asked)

@@ -1,0 +1,118 @@
+"""Plain calls take a short way to the kernels; it must give what the long one gives."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from intention import functional as F
+from intention.solve.native.library import library
+from intention.solve.ridge import plain
+
+pytestmark = pytest.mark.skipif(library() is None, reason="no compiled kernels")
+
+SHAPES = [((2, 3), 10, 7, 8, 1), ((5,), 6, 4, 20, 3), ((2, 2), 40, 9, 17, 12)]  # lead, N, M, d, k
+HARD = 1e-4  # an alpha with which the factor alone does not serve
+
+
+def points(shape, dtype=torch.float32) -> list[Tensor]:
+    lead, n, m, d, k = shape
+    gen = torch.Generator().manual_seed(0)
+    sizes = ((m, d), (n, d), (n, k))
+    return [torch.randn(*lead, *s, generator=gen, dtype=dtype).requires_grad_() for s in sizes]
+
+
+def both(inputs, alpha, **options):
+    """The short way, which must have been taken, and the long one."""
+    taken: list[Tensor | None] = []
+    original = F.plain
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(F, "plain", lambda *args: taken.append(original(*args)) or taken[-1])
+        short = F.intention(*inputs, alpha=alpha, **options)
+        patch.setattr(F, "plain", lambda *_: None)
+        long = F.intention(*inputs, alpha=alpha, **options)
+    assert taken[0] is short
+    return short, long
+
+
+def assert_same(a, b):
+    for x, y in zip(a, b, strict=True):
+        torch.testing.assert_close(x, y, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("options", [{}, {"intercept": True}, {"scale": 0.5}])
+@pytest.mark.parametrize("alpha", [1.0, HARD])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_answers_and_gradients_are_equal_bit_by_bit(shape, alpha, options):
+    for dtype in (torch.float32, torch.float64):
+        inputs = points(shape, dtype)
+        short, long = both(inputs, alpha, **options)
+        upstream = torch.randn_like(short)
+        assert_same([short], [long])
+        with torch.no_grad():
+            assert_same([F.intention(*inputs, alpha=alpha, **options)], [short])
+        assert_same(*(torch.autograd.grad(out, inputs, upstream) for out in (short, long)))
+
+
+@pytest.mark.parametrize("covariance", ["ridge", "convex"])
+def test_an_alpha_for_each_head(covariance):
+    for dtype in (torch.float32, torch.float64):
+        inputs = points(SHAPES[0], dtype)
+        with torch.no_grad():
+            for alpha in (torch.tensor([0.2, 0.5, 0.9], dtype=dtype), torch.tensor(0.5, dtype=dtype)):
+                assert_same(*([x] for x in both(inputs, alpha, covariance=covariance)))
+            with pytest.raises(ValueError, match="alpha must be"):
+                F.intention(*inputs, alpha=-torch.ones(3, dtype=dtype), covariance=covariance)
+    alpha = torch.tensor([0.2, 0.5, 0.9], dtype=dtype, requires_grad=True)
+    F.intention(*inputs, alpha=alpha, covariance=covariance).sum().backward()
+    assert alpha.grad is not None
+
+
+@pytest.mark.parametrize("wanted", [[0], [1], [2], [0, 2]])
+def test_gradients_that_are_asked_for(wanted):
+    inputs = points(SHAPES[0])
+    given = [x if i in wanted else x.detach() for i, x in enumerate(inputs)]
+    short, long = both(given, 1.0)
+    asked = [inputs[i] for i in wanted]
+    assert_same(*(torch.autograd.grad(out.square().sum(), asked) for out in (short, long)))
+
+
+def test_layouts():
+    """Heads beside the points, as projections give them; a gradient that is broadcast."""
+    inputs = [x.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for x in points(SHAPES[2])]
+    short, long = both(inputs, 1.0)
+    assert_same(*(torch.autograd.grad(out.sum(), inputs) for out in (short, long)))
+
+
+def test_second_derivatives_and_batches_of_gradients():
+    inputs = points(SHAPES[0], torch.float64)
+    assert torch.autograd.gradgradcheck(lambda *x: F.intention(*x, alpha=1.0), inputs)
+    short, long = both(inputs, 1.0)
+    upstream = torch.randn(3, *short.shape, dtype=torch.float64)
+    batched = [torch.autograd.grad(out, inputs, upstream, is_grads_batched=True) for out in (short, long)]
+    for x, y in zip(*batched, strict=True):
+        torch.testing.assert_close(x, y)
+
+
+def test_saved_tensors_may_come_back_in_another_layout():
+    inputs = [x.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for x in points(SHAPES[2])]
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda x: x, lambda x: x.detach().clone(memory_format=torch.contiguous_format)
+    ):
+        short, long = both(inputs, 1.0)
+    assert_same(*(torch.autograd.grad(out.sum(), inputs) for out in (short, long)))
+
+
+def test_what_is_not_plain_is_left_to_the_long_way():
+    q, k, v = points(SHAPES[0])
+    for args in (
+        (q[0], k, v),
+        (q[..., :0, :], k, v),
+        (q.double(), k, v),
+        (q[0, 0], k[0, 0], v[0, 0]),
+        (q.bfloat16(),) * 3,
+    ):
+        assert plain.plain(*args, 1.0, False, False, 1.0) is None
+    with pytest.raises(ValueError, match="alpha must be finite"):
+        F.intention(q, k, v, alpha=-1.0)
+    with pytest.raises(ValueError, match="same number of features"):
+        F.intention(q[..., :3], k, v, alpha=1.0)
