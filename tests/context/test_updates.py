@@ -380,3 +380,11 @@ def test_removing_no_points_changes_nothing(name):
     key, value, query = sample(2, 7, 3, 2, name)
     ctx = intention.fit(key, value, **options(name, key))
     same(ctx.remove(key[..., :0, :], value[..., :0, :]), ctx, query)
+
+
+@pytest.mark.parametrize("keep_points", [True, False])
+def test_weights_of_another_batch_are_named(keep_points):
+    ctx = intention.fit(torch.randn(2, 7, 3), torch.randn(2, 7, 1), alpha=1.0, keep_points=keep_points)
+    for change in (ctx.add, ctx.remove):
+        with pytest.raises(ValueError, match=r"context \(2,\).*weight \(5,\)"):
+            change(torch.randn(2, 5, 3), torch.randn(2, 5, 1), torch.rand(5, 5))
