@@ -98,7 +98,8 @@ def _differentiable(grads: Sequence[Tensor | None], saved: Saved, needs: Sequenc
 def _asked(saved: Saved, needs: Sequence[bool]) -> tuple[Problem, Needs]:
     query, key, value, alpha, gain = saved.tensors
     problem = Problem(query, key, value, None, alpha, gain)  # type: ignore[arg-type]
-    return problem, Needs(*needs[:3], False, *needs[3:])
+    d_query, d_key, d_value, d_alpha, d_gain = needs
+    return problem, Needs(d_query, d_key, d_value, False, d_alpha, d_gain)
 
 
 def _joined(kept: Tensor, parts: int) -> Tensor:

@@ -80,8 +80,8 @@ def transform_rows(
     if times > 1:
         key = key.repeat_interleave(times, 0)
     if solver == "float64" and rows.dtype != torch.float64:
-        wide: Any = [pick(t, None, torch.float64) for t in (rows, key, weight, alpha, gain)]
-        (out, factor, report), plain = transform_rows(*wide, matrix, packed, solver, inverse, plain)
+        wide: Any = [*(pick(t, None, torch.float64) for t in (rows, key, weight, alpha, gain)), matrix, packed]
+        (out, factor, report), plain = transform_rows(*wide, solver, inverse, plain)
         return (out.to(rows.dtype), factor, report), plain
     x = key if weight is None else key * weight.sqrt().unsqueeze(-1)
     if solver in ("qr", "pinv"):
