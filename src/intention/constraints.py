@@ -21,6 +21,7 @@ __all__ = ["LinearConstraint", "one_pass"]
 def one_pass(context: Context, normal: Tensor, bound: float | Tensor, kind: str = "ge") -> Tensor:
     """The paper's w* - Z C(C'ZC)^-1 (C'w* - c) over the constraints that w* violates, (..., d, k); Z = Sigma^-1.
 
+    For comparison with the paper's text; use `Context.constrain` instead, which is optimal with any number of them.
     `normal` is C (..., d, p); `bound`, c, a number, (p,) or a tensor that broadcasts to (..., p, k).
     """
     free = context.free_w()

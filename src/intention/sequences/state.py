@@ -21,7 +21,6 @@ from torch import Tensor
 
 from intention import _checks as checks
 from intention._call.arguments import full_precision
-from intention._call.layout import Inputs
 from intention._call.softmax import scored
 from intention._covariance import default_alpha, gain_of, largest_alpha
 from intention.context import storage
@@ -29,6 +28,7 @@ from intention.solve.causal.chunks import Tokens
 from intention.solve.causal.each_query import triangle
 from intention.solve.causal.sequence import causal
 from intention.solve.ladder import Report
+from intention.solve.problem import Problem
 from intention.solve.torch_state import compiling, gradient_free, look
 
 __all__ = ["CausalState", "causal_intention"]
@@ -323,7 +323,7 @@ def sigma_stream(
         query: Tensor, key: Tensor, before: CausalState | tuple[Tensor, str]
     ) -> tuple[Tensor, CausalState | None, bool]:
         moved, after, report = _run(query, key, None, None, None, scale, before)
-        told = Inputs(query, key, value, None, alpha, None)
+        told = Problem(query, key, value, None, state.alpha, None)
         moved, _, again = scored(moved[..., key.shape[-2] - m :, :], keys.to(moved.dtype), report, "auto", told)
         steep = not free and not compiling() and look(report.condition).amax().item() > SLOPES_RATIO
         return moved, after, again or steep

@@ -31,7 +31,8 @@ class Plan(NamedTuple):
 class Problem(NamedTuple):
     """One batch. `key` and `value` may have fewer elements than the rest: each then serves B / B' neighbours.
 
-    query, key and value may come with B written as several dimensions; `expanded` makes the batch flat.
+    query, key and value may come with B written as several dimensions; `expanded` makes the batch flat. What is traced
+    changes it by the constructor: torch.compile of torch 2.5 and 2.6 refuses `_replace`.
     """
 
     query: Tensor  # (B, M, d)
@@ -40,6 +41,15 @@ class Problem(NamedTuple):
     weight: Tensor | None  # (B, N)
     alpha: Tensor  # (B,)
     gain: Tensor | None  # (B,)
+
+    def with_query(self, query: Tensor) -> Problem:
+        return Problem(query, self.key, self.value, self.weight, self.alpha, self.gain)
+
+    def with_points(self, key: Tensor, value: Tensor) -> Problem:
+        return Problem(self.query, key, value, self.weight, self.alpha, self.gain)
+
+    def with_weight(self, weight: Tensor | None) -> Problem:
+        return Problem(self.query, self.key, self.value, weight, self.alpha, self.gain)
 
     def expanded(self) -> Problem:
         """One flat batch in which every element has its own keys and values."""

@@ -2,44 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
 # Private to torch but used by autograd.Function itself; without it every call takes the slower, always right way.
 _transforms_active: Callable[[], bool] = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
-_any_autocast: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 functorch: Any = getattr(torch._C, "_functorch")  # noqa: B009 - torch's stubs do not know it
 _legacy_batched: Callable[[Tensor], bool] = getattr(functorch, "is_legacy_batchedtensor", lambda _: False)
-
-
-def no_autocast(function: Callable[P, R]) -> Callable[P, R]:
-    """Run with autocast off: a Gram accumulated in half precision is wrong by a factor.
-
-    The first argument, or its first entry, tells the device.
-    """
-
-    @functools.wraps(function)
-    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
-        if not _any_autocast():
-            return function(*args, **kwargs)
-        first = args[0]
-        x = first[0] if isinstance(first, tuple | list) else first
-        assert isinstance(x, Tensor)
-        if torch.is_autocast_enabled(x.device.type):
-            with torch.autocast(x.device.type, enabled=False):
-                return function(*args, **kwargs)
-        return function(*args, **kwargs)
-
-    return wrapped
 
 
 class Ctx(Protocol):

@@ -12,7 +12,7 @@ from intention.solve.ladder import FLOAT64, Report, has_float64, pack, unpack, w
 from intention.solve.native import sigma as native
 from intention.solve.operator import Note, Operator, Saved, define
 from intention.solve.problem import Needs, Problem
-from intention.solve.torch_state import compiling, eager, forward_mode, gradient_free, no_autocast, unobserved
+from intention.solve.torch_state import compiling, eager, forward_mode, gradient_free, unobserved
 from intention.solve.transform.rows import Points
 from intention.solve.transform.transform import transform
 
@@ -45,7 +45,6 @@ def sigma(problem: Problem) -> tuple[Tensor, Tensor] | None:
     return out, packed
 
 
-@no_autocast
 def _answer(
     query: Tensor, key: Tensor, value: Tensor, alpha: Tensor, gain: Tensor | None, keep: bool
 ) -> tuple[Solution, bool]:
@@ -144,7 +143,6 @@ def _softmax(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return torch.bmm(torch.softmax(torch.bmm(query, key.mT), -1), value)
 
 
-@no_autocast
 def _written_out(grad: Tensor, problem: Problem, needs: Needs, packed: Tensor) -> tuple[Tensor | None, ...]:
     """The gradients by operations of which torch knows every derivative: its fused attention has but one."""
     again, once = torch.is_grad_enabled(), unobserved()

@@ -36,7 +36,6 @@ from intention.solve.ladder import (
 from intention.solve.native import rows as native
 from intention.solve.native.call import PLAIN, SOME_LEFT
 from intention.solve.problem import pick, relative_size
-from intention.solve.torch_state import no_autocast
 
 
 class Points(NamedTuple):
@@ -49,7 +48,6 @@ class Points(NamedTuple):
     gain: Tensor | None  # (B,)
 
 
-@no_autocast
 def transform_rows(
     rows: Tensor,
     key: Tensor,
