@@ -71,7 +71,7 @@ def causal(tokens: Tokens, log_decay: Tensor | None = None) -> tuple[Tensor, Ten
         note = Note()
         out, way, packed = CAUSAL.function.apply(*nine, False, note)
         seen = note.seen
-        assert isinstance(seen, Seen)
+    assert isinstance(seen, Seen)
     if seen.report is None and not seen.far:
         return out, packed
     return _completed(nine, out, way, packed, seen)
