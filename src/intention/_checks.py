@@ -61,8 +61,17 @@ def _as_floating(name: str, x: Tensor) -> str:
     return f"use {name}.float()"
 
 
-def fitted_points(key: object, value: object) -> None:
-    """key (..., N, d) and value (..., N, k), without queries."""
+def fitted_points(
+    key: object,
+    value: object,
+    point_weight: Tensor | None = None,
+    like: tuple[Tensor, Tensor] | None = None,
+    lead: tuple[int, ...] = (),
+) -> tuple[int, ...]:
+    """key (..., N, d), value (..., N, k), weight (..., N) of a fit; `like`, `lead`: those of a context they belong to.
+
+    Returns the broadcast of their leading dimensions.
+    """
     for name, x in (("key", key), ("value", value)):
         if not isinstance(x, Tensor):
             raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}; use torch.as_tensor({name})")
@@ -71,6 +80,19 @@ def fitted_points(key: object, value: object) -> None:
     assert isinstance(key, Tensor)
     assert isinstance(value, Tensor)
     points(key, key, value)
+    if like is not None and (key.shape[-1] != like[0].shape[-1] or value.shape[-1] != like[1].shape[-1]):
+        raise ValueError(
+            f"points must have d = {like[0].shape[-1]} features and k = {like[1].shape[-1]} values like those of the "
+            f"context, got key {shape(key)} and value {shape(value)}"
+        )
+    if like is not None and key.device != like[0].device:
+        raise ValueError(f"key is on {key.device} but the context is on {like[0].device}; move it with .to(device)")
+    float64(key.device)
+    shapes = {"key": key.shape[:-2], "value": value.shape[:-2]}
+    if point_weight is not None:
+        weight(point_weight, key.device, key.shape[-2])
+        shapes["weight"] = point_weight.shape[:-1]
+    return leading(**shapes) if like is None else leading(context=lead, **shapes)
 
 
 def leading(**shapes: tuple[int, ...]) -> tuple[int, ...]:
@@ -167,16 +189,6 @@ def query(query: object, like: Tensor, mapped: bool) -> None:
         )
     if query.device != like.device:
         raise ValueError(f"query is on {query.device} but the context is on {like.device}; move it with .to(device)")
-
-
-def same_features(key: Tensor, value: Tensor, old_key: Tensor, old_value: Tensor) -> None:
-    if key.shape[-1] != old_key.shape[-1] or value.shape[-1] != old_value.shape[-1]:
-        raise ValueError(
-            f"points must have d = {old_key.shape[-1]} features and k = {old_value.shape[-1]} values like those of the "
-            f"context, got key {shape(key)} and value {shape(value)}"
-        )
-    if key.device != old_key.device:
-        raise ValueError(f"key is on {key.device} but the context is on {old_key.device}; move it with .to(device)")
 
 
 def priors(priors: object, sizes: Tensor) -> Tensor:

@@ -23,6 +23,8 @@ from intention.solve.torch_state import eager
 
 # trace(S) / alpha up to which the N x N form of "within" serves values and gradients; the d x d form serves any
 DUAL_RATIO = 1e8
+# covariances whose Sigma is made of the same keys as K'V: then the solver needs the keys alone
+ON_KEYS = ("ridge", "convex")
 
 Covariance = str | Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
@@ -45,8 +47,8 @@ def is_named(covariance: Covariance) -> bool:
 
 
 def on_keys(covariance: Covariance) -> bool:
-    """Whether Sigma is made of the same keys as K'V: then the solver needs the keys alone."""
-    return covariance in ("ridge", "convex")
+    """Whether Sigma is made of the same keys as K'V."""
+    return covariance in ON_KEYS
 
 
 def default_alpha(covariance: Covariance) -> float:
@@ -63,6 +65,19 @@ def alpha_of(alpha: float | None, covariance: Covariance) -> float:
         return default_alpha(covariance)
     checks.alpha_number(alpha, largest_alpha(covariance))
     return float(alpha)
+
+
+def wide_alpha(
+    alpha: float | Tensor | None, covariance: Covariance, device: torch.device, lead: tuple[int, ...]
+) -> Tensor:
+    """A number, or a tensor that broadcasts to the leading dimensions, checked: float64 (...)."""
+    if not isinstance(alpha, Tensor):
+        return torch.tensor(alpha_of(alpha, covariance), dtype=torch.float64, device=device)
+    checks.alpha_tensor(alpha, device, lead)
+    alpha = alpha.to(device, torch.float64)
+    if eager():
+        checks.require_values(None, alpha, gain_of(alpha, covariance))
+    return alpha
 
 
 def gain_of(alpha: Tensor, covariance: Covariance) -> Tensor | None:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from intention import _checks as checks
-from intention.solve.torch_state import eager, no_autocast
+from intention.solve.operator import no_autocast
+from intention.solve.torch_state import eager
 
 LOOKED_AT = 1000  # points of the context that the median heuristic compares; more hardly move a median
 NEAR = {torch.float32: 1e-2, torch.float64: 1e-4}  # squared distances below this share of |x|^2 + |y|^2 are redone

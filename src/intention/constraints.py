@@ -19,7 +19,10 @@ from intention.solve.constraints.constrained import one_pass as _one_pass
 
 
 def one_pass(context: Context, normal: Tensor, bound: float | Tensor, kind: str = "ge") -> Tensor:
-    """The paper's w* - Z C(C'ZC)^-1 (C'w* - c) over the constraints that w* violates, (..., d, k); Z = Sigma^-1."""
+    """The paper's w* - Z C(C'ZC)^-1 (C'w* - c) over the constraints that w* violates, (..., d, k); Z = Sigma^-1.
+
+    For comparison with the paper's text; use `Context.constrain` instead, which is optimal with any number of them.
+    """
     free = context.free_w()
     constraint = Constraint.of(normal, bound, kind, free)
     return _one_pass(free, context.solve_sigma, (constraint,)).to(context.dtype)

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from intention import _checks as checks
 from intention._distances import wide
-from intention.kernels import BoundKernel, Function, Kernel, as_kernel, restore
+from intention.kernels import BoundKernel, Custom, Function, Kernel, as_kernel, restore
 from intention.solve.ladder import has_float64
 from intention.solve.matrix.roots import inverse_root
-from intention.solve.torch_state import no_autocast
+from intention.solve.operator import no_autocast
 
 CHOICES = ("uniform", "kmeans++")
 
@@ -219,3 +219,17 @@ def _check_count(name: str, got: object, at_most: int | None = None) -> None:
     if got < 1 or (at_most is not None and got > at_most):
         wanted = ">= 1" if at_most is None else f"between 1 and the number of keys N = {at_most}"
         raise ValueError(f"{name} must be {wanted}, got {got}" + ("" if at_most is None else "; use min(m, N)"))
+
+
+def same_map(a: object, b: object) -> bool:
+    """Whether two bound kernels, or two feature maps, are the same function."""
+    if a is b or a is None or b is None:
+        return a is b
+    if not isinstance(a, BoundKernel | Features) or not isinstance(b, BoundKernel | Features):
+        return False
+    if getattr(getattr(a, "kernel", None), "name", "") == Custom.name:  # of code nothing is known
+        return False
+    if type(a) is not type(b) or a.name != b.name or a.settings() != b.settings():
+        return False
+    mine, theirs = a.state(), b.state()
+    return mine.keys() == theirs.keys() and all(torch.equal(x, theirs[name]) for name, x in mine.items())

@@ -11,17 +11,17 @@ import torch
 from torch import Tensor
 
 from intention import _checks as checks
-from intention._call import counting, layout, own_sigma
+from intention._call import counting, own_sigma
 from intention._call.arguments import (
     Prepared,
     alpha_of,
     check_call,
     drop_rows,
+    flatten,
     full_precision,
     is_dual,
     plain_problem,
     prepare,
-    problem_of,
     unflatten_report,
     visible,
     weigh_mask,
@@ -191,7 +191,7 @@ def intention(
     checks.scale(scale)
     scale = 1.0 if scale is None else float(scale)
     if attn_mask is None and weight is None and not (dropout_p or is_causal or enable_gqa or return_info):
-        if covariance in ("ridge", "convex") and solver == "auto" and not compiling():
+        if covariance in ("ridge", "convex") and solver == "auto":
             number = alpha if isinstance(alpha, Tensor) else alpha_of(alpha, covariance)
             found = plain(query, key, value, number, covariance == "convex", intercept, scale)
             if found is not None:
@@ -201,7 +201,9 @@ def intention(
             out, _ = ridge(problem, Plan(is_dual(solver, key), intercept, scale), solver)
             return out
     checks.probability(dropout_p)
-    rows = dropout_p if on_keys(covariance) and not intercept else 0.0  # a dropout that can do without weights
+    rows = (
+        dropout_p if dropout_p and not intercept and on_keys(covariance) else 0.0
+    )  # a dropout that can do without weights
     call = prepare(
         query, key, value, attn_mask, dropout_p - rows, is_causal, enable_gqa, alpha, weight, covariance, solver
     )
@@ -209,7 +211,7 @@ def intention(
     if rows and not call.empty:
         inputs = drop_rows(inputs, rows)
     queries_differ = is_causal or counted.per_query is not None
-    estimated = not on_keys(covariance)
+    estimated = call.own_sigma
     if estimated:
         own_sigma.check_estimated(covariance, solver, queries_differ, inputs.value, counted.seen())
     if counted.keep is not None and (intercept or queries_differ or estimated):
@@ -233,8 +235,7 @@ def intention(
         else:
             out, report = per_query(inputs, counted.per_query, solve)
     else:
-        flat, restore = layout.flatten(inputs)
-        problem = problem_of(flat)
+        problem, restore = flatten(inputs)
         plan = Plan(is_dual(solver, problem.key), intercept, scale)
         out, packed = ridge(problem, plan, solver)
         out, report = restore(out), unflatten_report(packed, inputs)
@@ -283,7 +284,7 @@ def sigma_intention(
     checks.probability(dropout_p)
     inputs, counted = call.inputs, call.counted
     queries_differ = is_causal or counted.per_query is not None
-    estimated = not on_keys(covariance)
+    estimated = call.own_sigma
     if estimated:
         own_sigma.check_estimated(covariance, solver, queries_differ, inputs.value, counted.seen())
     found = call.zeros() if call.empty else None
@@ -333,7 +334,7 @@ def _softmax_of(
     return counted_softmax(moved, keys, call.inputs.value, call.counted, dropout_p, is_causal), report
 
 
-def _first_tokens(inputs: layout.Inputs) -> int:
+def _first_tokens(inputs: Problem) -> int:
     """Tokens after which keys that point everywhere have been seen from all sides; 0 where that is most of them."""
     n = 32 * math.ceil(1.5 * inputs.key.shape[-1] / 32)
     return n if 2 * n <= inputs.key.shape[-2] else 0
@@ -364,7 +365,7 @@ def _by_options(
     inputs, counted = call.inputs, call.counted
     keys = inputs.key
     weighed = inputs if counted.keep is None else weigh_mask(inputs, counted.keep)
-    estimated = not on_keys(covariance)
+    estimated = call.own_sigma
     if intercept and not estimated:  # keys around one point give the same answers, and nothing large cancels in them
         keys = centred_key(weighed, counted.keep)
         inputs, weighed = inputs._replace(key=keys), weighed._replace(key=keys)
@@ -372,7 +373,7 @@ def _by_options(
 
         def solve(part: Problem) -> tuple[Tensor, Report]:
             if estimated:
-                return own_sigma.transform(part, covariance, intercept, solver)
+                return own_sigma.transform(part.expanded(), covariance, intercept, solver)
             centred = part.expanded().centred()[0] if intercept else part
             points = Points(part.query, centred.key, part.weight, part.alpha, part.gain)
             out, packed = transform(points, transform_solver(solver))

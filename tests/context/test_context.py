@@ -427,6 +427,16 @@ def test_what_was_looked_at_without_gradients_still_has_them():
         assert torch.autograd.grad(out.sum(), key)[0].norm() > 0
 
 
+def test_what_was_fitted_without_gradients_has_those_of_alpha():
+    key, value, query = sample(2, 11, 3, 2)
+    alpha = torch.tensor(0.3, dtype=D, requires_grad=True)
+    watched = intention.fit(key, value, alpha, covariance="convex")
+    with torch.no_grad():
+        ctx = intention.fit(key, value, alpha, covariance="convex")
+    want, got = (torch.autograd.grad(x(query).square().sum(), alpha)[0] for x in (watched, ctx))
+    assert torch.equal(got, want)
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("covariance", ["within", "callable"])
 def test_covariances_of_their_own_in_torch_func_and_compile(shape, covariance):

@@ -10,7 +10,7 @@ import intention
 from fuzz import oracle
 from intention import functional as F
 from intention.context import choose_alpha
-from intention.context.sums import Stats
+from intention.context.sums import Sums
 from intention.discriminant import lda, ls_svm, qda
 from intention.solve.matrix.inverse import inverse
 
@@ -240,7 +240,7 @@ def test_foreign_points_cannot_be_removed_from_sums():
             ctx.remove(foreign, randn(5, 1))
     with pytest.raises(ValueError, match="cannot have been in the context"):  # more than there are, all at the mean
         ctx.remove(ctx.stats.mean_key.expand(7, 2), randn(7, 1))
-    left, impossible = Stats.of(randn(5, 2), randn(5, 1)).remove(Stats.of(torch.zeros(6, 2, dtype=D), randn(6, 1)))
+    left, impossible = Sums.of(randn(5, 2), randn(5, 1)).remove(Sums.of(torch.zeros(6, 2, dtype=D), randn(6, 1)))
     assert impossible
     assert left.total < 0
 

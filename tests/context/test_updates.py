@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import intention
-from intention.context.sums import Stats
+from intention.context.sums import Sums
 
 D = torch.float64
 OPTIONS = {
@@ -118,7 +118,7 @@ def test_10000_updates_in_float32_do_not_drift(keep):
         key, value = torch.cat([key[1:], new_key]), torch.cat([value[1:], new_value])
     refit = intention.fit(key, value, alpha=1e-2, intercept=True)
     assert (ctx(query) - refit(query)).norm() < 1e-4 * refit(query).norm()
-    drift = (ctx._linear[0] - refit._linear[0]).norm() / refit._linear[0].norm()
+    drift = (ctx.free_w() - refit.free_w()).norm() / refit.free_w().norm()
     assert drift < 1e-10  # in float64 inside
 
 
@@ -153,7 +153,7 @@ def test_updates_are_differentiable():
 def test_the_scatter_is_exact_far_from_zero():
     torch.manual_seed(0)
     key, value = torch.randn(1000, 3, dtype=D), torch.randn(1000, 2, dtype=D)
-    near, far = (Stats.of(key[:300] + c, value[:300]).merge(Stats.of(key[300:] + c, value[300:])) for c in (0.0, 1e6))
+    near, far = (Sums.of(key[:300] + c, value[:300]).merge(Sums.of(key[300:] + c, value[300:])) for c in (0.0, 1e6))
     assert (near.scatter - far.scatter).norm() < 1e-9 * near.scatter.norm()
     assert (near.cross - far.cross).norm() < 1e-8 * near.cross.norm()
 
@@ -380,3 +380,11 @@ def test_removing_no_points_changes_nothing(name):
     key, value, query = sample(2, 7, 3, 2, name)
     ctx = intention.fit(key, value, **options(name, key))
     same(ctx.remove(key[..., :0, :], value[..., :0, :]), ctx, query)
+
+
+@pytest.mark.parametrize("keep_points", [True, False])
+def test_weights_of_another_batch_are_named(keep_points):
+    ctx = intention.fit(torch.randn(2, 7, 3), torch.randn(2, 7, 1), alpha=1.0, keep_points=keep_points)
+    for change in (ctx.add, ctx.remove):
+        with pytest.raises(ValueError, match=r"context \(2,\).*weight \(5,\)"):
+            change(torch.randn(2, 5, 3), torch.randn(2, 5, 1), torch.rand(5, 5))

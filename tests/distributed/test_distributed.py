@@ -22,7 +22,7 @@ from torch import nn
 import intention
 from intention import distributed
 from intention import functional as F
-from intention.context.sums import Stats
+from intention.context.sums import Sums
 from intention.distributed import moments
 
 D = torch.float64
@@ -323,7 +323,7 @@ def check_noise():
         own = shared(inputs, sizes)
         got = distributed.fit(own["key"], own["value"]).stats
         parts = zip(inputs["key"].split(sizes, -2), inputs["value"].split(sizes, -2), strict=True)
-        want = functools.reduce(Stats.merge, (Stats.of(*part) for part in parts))
+        want = functools.reduce(Sums.merge, (Sums.of(*part) for part in parts))
         ratio = got.noise / want.noise
         assert ratio.min() > 0.1, ratio
         assert ratio.max() < 10, ratio

@@ -1,4 +1,4 @@
-"""From what a user passes to flat problems: checks, precision, grouped heads, masks, covariance."""
+"""From what a user passes to flat problems and back: checks, precision, heads, masks, leading dimensions."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from intention import _checks as checks
-from intention._call import counting, layout
+from intention._call import counting
 from intention._call.counting import Counted
-from intention._call.layout import Inputs
 from intention._covariance import Covariance, alpha_of, gain_of, on_keys
 from intention.solve.ladder import Report, unpack
 from intention.solve.problem import Problem
 
 F = TypeVar("F", bound=Callable[..., Any])
+Restore = Callable[[Tensor], Tensor]
 
 
 def full_precision(call: F) -> F:
@@ -75,14 +75,12 @@ def plain_problem(
 class Prepared(NamedTuple):
     """A call, checked and in the working precision; grouped heads are split into (shared, group)."""
 
-    inputs: Inputs
+    inputs: Problem  # with leading dimensions of its own; those of alpha are (...)
     counted: Counted
     grouped: bool
     dtype: torch.dtype
-
-    @property
-    def empty(self) -> bool:
-        return any(0 in x.shape for x in (self.inputs.query, self.inputs.key, self.inputs.value))
+    empty: bool
+    own_sigma: bool  # Sigma is not made of the keys
 
     def double(self) -> Prepared:
         """The same call in float64."""
@@ -90,7 +88,7 @@ class Prepared(NamedTuple):
         def wide(x: Any) -> Any:
             return x.double() if isinstance(x, Tensor) and x.is_floating_point() else x
 
-        inputs, counted = Inputs(*map(wide, self.inputs)), Counted(*map(wide, self.counted))
+        inputs, counted = Problem(*map(wide, self.inputs)), Counted(*map(wide, self.counted))
         return self._replace(inputs=inputs, counted=counted)
 
     def first(self, n: int) -> Prepared:
@@ -99,11 +97,11 @@ class Prepared(NamedTuple):
         query, key, value = (x.narrow(-2, 0, n) for x in (query, key, value))
         weight = None if weight is None else weight.narrow(-1, 0, n)
         counted = Counted(*(None if x is None else x.narrow(-1, 0, n) for x in self.counted))
-        return self._replace(inputs=Inputs(query, key, value, weight, alpha, gain), counted=counted)
+        return self._replace(inputs=Problem(query, key, value, weight, alpha, gain), counted=counted)
 
     def zeros(self) -> tuple[Tensor, Report]:
         """The answer without points (0), without queries or without columns (nothing)."""
-        one = self.inputs.key.new_zeros(layout.context_lead(self.inputs))
+        one = self.inputs.key.new_zeros(context_lead(self.inputs))
         return self.inputs.query @ (self.inputs.key.mT @ self.inputs.value), Report(one, one + 1, one)
 
     def result(self, out: Tensor) -> Tensor:
@@ -146,29 +144,31 @@ def prepare(
     heads, shared = (query.shape[-3], key.shape[-3]) if groups > 1 else (1, 1)
 
     def split(x: Tensor, trailing: int) -> Tensor:
-        return layout.split_groups(x, trailing, heads, shared) if groups > 1 else x
+        return split_groups(x, trailing, heads, shared) if groups > 1 else x
 
     if isinstance(alpha, Tensor):
         checks.alpha_tensor(alpha, query.device, lead)
         alpha = split(alpha.to(query.device, working), 0)
     query, key, value = query.to(working), key.to(working), value.to(working)
-    inputs = Inputs(split(query, 2), split(key, 2), split(value, 2), None, *_regulariser(alpha, covariance, key))
+    own_sigma = not on_keys(covariance)
+    inputs = Problem(split(query, 2), split(key, 2), split(value, 2), None, *_regulariser(alpha, covariance, key))
     mask, weight = None if mask is None else split(mask, 2), None if weight is None else split(weight, 1)
     counted = counting.count(mask, weight, is_causal, key.shape[-2], working)
     if dropout_p:
-        lead = layout.context_lead(inputs._replace(weight=counted.in_sigma()))
+        lead = context_lead(inputs._replace(weight=counted.in_sigma()))
         counted = counted._replace(weight=counting.drop_points(counted.weight, lead, inputs.key, dropout_p))
     seen = counted.seen()
     filled = inputs._replace(key=counting.fill(inputs.key, seen), value=counting.fill(inputs.value, seen))
-    return Prepared(filled._replace(weight=counted.in_sigma()), counted, groups > 1, dtype)
+    empty = 0 in query.shape or 0 in key.shape or 0 in value.shape
+    return Prepared(filled._replace(weight=counted.in_sigma()), counted, groups > 1, dtype, empty, own_sigma)
 
 
-def drop_rows(inputs: Inputs, p: float) -> Inputs:
+def drop_rows(inputs: Problem, p: float) -> Problem:
     """Dropout of points as a scale of their rows: sqrt(w) K and sqrt(w) V have K'WK and K'WV, and need no weights.
 
     For fits that are made of these two alone; a mean over points must know the weights.
     """
-    kept = counting.drop_points(None, layout.context_lead(inputs), inputs.key, p).sqrt().unsqueeze(-1)
+    kept = counting.drop_points(None, context_lead(inputs), inputs.key, p).sqrt().unsqueeze(-1)
     return inputs._replace(key=inputs.key * kept, value=inputs.value * kept)
 
 
@@ -191,24 +191,12 @@ def _common_dtype(*tensors: Tensor) -> torch.dtype:
     return dtype
 
 
-def _regulariser(
-    alpha: float | Tensor | None, covariance: Covariance, like: Tensor
-) -> tuple[float | Tensor, Tensor | None]:
+def _regulariser(alpha: float | Tensor | None, covariance: Covariance, like: Tensor) -> tuple[Tensor, Tensor | None]:
     """(alpha, c) of Sigma = c K'K + alpha I; c = 1 - alpha for the convex covariance, else None."""
     if not isinstance(alpha, Tensor):
-        alpha = alpha_of(alpha, covariance)
-        if covariance != "convex":
-            return alpha, None
-        alpha = torch.tensor(alpha, dtype=like.dtype, device=like.device)
-    return alpha, gain_of(alpha, covariance)
-
-
-def problem_of(flat: Inputs) -> Problem:
-    """The Problem of a flat batch."""
-    alpha = flat.alpha
-    if not isinstance(alpha, Tensor):
-        alpha = flat.key.new_full((flat.key.shape[0],), alpha)
-    return Problem(flat.query, flat.key, flat.value, flat.weight, alpha, flat.gain)
+        wide = like.dtype if like.device.type == "mps" else torch.float64  # a number keeps its digits until it is used
+        alpha = torch.tensor(alpha_of(alpha, covariance), dtype=wide, device=like.device)
+    return alpha, 1 - alpha if covariance == "convex" else None
 
 
 def is_dual(solver: str, key: Tensor) -> bool:
@@ -217,12 +205,81 @@ def is_dual(solver: str, key: Tensor) -> bool:
     return key.shape[-2] < key.shape[-1]
 
 
-def weigh_mask(inputs: Inputs, keep: Tensor) -> Inputs:
+def weigh_mask(inputs: Problem, keep: Tensor) -> Problem:
     """Masked points have zero rows, which is enough for Sigma; a mean must also not count them."""
     kept = keep.to(inputs.key.dtype)
     return inputs._replace(weight=kept if inputs.weight is None else inputs.weight * kept)
 
 
-def unflatten_report(packed: Tensor, inputs: Inputs) -> Report:
-    lead = layout.context_lead(inputs)
+def unflatten_report(packed: Tensor, inputs: Problem) -> Report:
+    lead = context_lead(inputs)
     return Report(*(x.reshape(lead) for x in unpack(packed)))
+
+
+def split_groups(x: Tensor, trailing: int, heads: int, shared: int) -> Tensor:
+    """Grouped heads: (..., heads, *) -> (..., shared, group, *); (..., shared or 1, *) -> (..., shared or 1, 1, *)."""
+    axis = x.dim() - trailing - 1
+    if axis < 0:
+        return x
+    if x.shape[axis] == heads:
+        return x.unflatten(axis, (shared, heads // shared))
+    return x.unsqueeze(axis + 1)
+
+
+def context_lead(inputs: Problem) -> tuple[int, ...]:
+    """The leading dimensions of what is fitted: queries do not count."""
+    _, key, value, weight, alpha, _ = inputs
+    lead = key.shape[:-2]
+    if weight is None and value.shape[:-2] == lead and not alpha.dim():
+        return tuple(lead)
+    weights = {} if weight is None else {"weight": weight.shape[:-1]}
+    return checks.leading(key=lead, value=value.shape[:-2], **weights, alpha=alpha.shape)
+
+
+def flatten(inputs: Problem, fold: bool = True) -> tuple[Problem, Restore]:
+    """One flat batch, and the way back for a result (B, M, ...).
+
+    With `fold`, dimensions that only the queries have become more queries: a context shared by many of them (a
+    broadcast batch, grouped heads) is fitted once.
+    """
+    context = context_lead(inputs)
+    whole = tuple(inputs.query.shape[:-2])
+    whole = context if whole == context else checks.leading(query=whole, context=context)
+    context = (1,) * (len(whole) - len(context)) + context
+    if not fold:
+        context = whole
+    own = [i for i, (a, b) in enumerate(zip(context, whole, strict=True)) if a != b]
+    m = inputs.query.shape[-2]
+    query = inputs.query
+    if query.shape[:-2] != whole:
+        query = query.expand(*whole, *query.shape[-2:])
+    order = [i for i in range(len(whole)) if i not in own] + own
+    if own:
+        query = query.permute(*order, -2, -1)
+    batch = math.prod(context)
+    copies = math.prod([whole[i] for i in own])
+    alpha = inputs.alpha.to(inputs.key.dtype)
+    flat = Problem(
+        query.reshape(batch, copies * m, query.shape[-1]),
+        _flat(inputs.key, context, 2, batch),
+        _flat(inputs.value, context, 2, batch),
+        None if inputs.weight is None else _flat(inputs.weight, context, 1, batch),
+        _flat(alpha, context, 0, batch),
+        None if inputs.gain is None else _flat(inputs.gain.to(inputs.key.dtype), context, 0, batch),
+    )
+
+    def restore(out: Tensor) -> Tensor:
+        if not own:
+            return out.reshape(*whole, *out.shape[1:])
+        split = out.reshape(*(whole[i] for i in order), m, *out.shape[2:])
+        back = [order.index(i) for i in range(len(whole))]
+        return split.permute(*back, *range(len(whole), split.dim()))
+
+    return flat, restore
+
+
+def _flat(x: Tensor, lead: tuple[int, ...], trailing: int, batch: int) -> Tensor:
+    own, rest = x.shape[: x.dim() - trailing], x.shape[x.dim() - trailing :]
+    if len(own) != len(lead) or own != lead:
+        x = x.expand(*lead, *rest)
+    return x.reshape(batch, *rest)

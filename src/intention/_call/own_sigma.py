@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from intention import _checks as checks
-from intention._call import layout
-from intention._call.arguments import is_dual
-from intention._call.layout import Inputs
+from intention._call.arguments import context_lead, is_dual
 from intention._covariance import Covariance, Rule, deviations, dual_serves, is_named, matrix_of, within_scatter
-from intention.context.by_features import Primal
-from intention.context.by_points import Dual, Inner
-from intention.context.sums import Stats
+from intention.context.by_features import ByFeatures
+from intention.context.by_points import ByPoints, Inner
+from intention.context.sums import Sums
 from intention.solve.centring import centred
 from intention.solve.ladder import Report
 from intention.solve.problem import Problem
@@ -45,52 +42,44 @@ def check_estimated(
         )
 
 
-def system_of(inputs: Inputs | Problem, covariance: Covariance, intercept: bool, solver: str) -> Primal | Dual:
+def system_of(inputs: Problem, covariance: Covariance, intercept: bool, solver: str) -> ByFeatures | ByPoints:
     """The linear system of a call, with the leading dimensions of its context."""
     checks.float64(inputs.key.device)
     _, key, value, weight, alpha, gain = inputs
-    if not isinstance(alpha, Tensor):
-        alpha = torch.tensor(alpha, dtype=torch.float64, device=key.device)
     key, value, weight = key.double(), value.double(), None if weight is None else weight.double()
     rule = Rule(alpha.double(), None if gain is None else gain.double(), intercept, covariance)
-    dual = is_named(covariance) and is_dual(solver, key) and dual_serves(key, value, weight, rule)
-    return _linear_system(key, value, weight, rule, dual)
-
-
-def _linear_system(key: Tensor, value: Tensor, weight: Tensor | None, rule: Rule, dual: bool) -> Primal | Dual:
-    """The system of points in float64, in the form asked for; `dual` needs alpha > 0 where Sigma is within-class."""
-    if dual:
-        return Dual(Inner(key, weight, rule.intercept, None), value, weight, rule)
-    stats = Stats.of(key, value, weight)
-    if rule.covariance == "within":
-        return Primal(stats, rule, within_scatter(key, value, weight))
-    seen = key - stats.mean_key.unsqueeze(-2) if rule.intercept else key
-    return Primal(stats, rule, matrix_of(rule.covariance, seen, value, weight))
+    if is_named(covariance):
+        if is_dual(solver, key) and dual_serves(key, value, weight, rule):
+            return ByPoints(Inner(key, weight, intercept, None), value, weight, rule)
+        return ByFeatures(Sums.of(key, value, weight), rule, within_scatter(key, value, weight))
+    sums = Sums.of(key, value, weight)
+    seen = key - sums.mean_key.unsqueeze(-2) if intercept else key
+    return ByFeatures(sums, rule, matrix_of(covariance, seen, value, weight))
 
 
 def predict_shared(
-    inputs: Inputs, covariance: Covariance, intercept: bool, solver: str, scale: float
+    inputs: Problem, covariance: Covariance, intercept: bool, solver: str, scale: float
 ) -> tuple[Tensor, Report]:
     """Q Sigma^-1 K'WV"""
     system = system_of(inputs, covariance, intercept, solver)
     out = system.predict(inputs.query.double())
     watched = eager() and not gradient_free(*(x for x in inputs if isinstance(x, Tensor)))
-    if isinstance(system, Dual) and watched and inputs.key.shape[-1] <= LARGE:
-        moving = _by_points(inputs, intercept)  # differences that are divided by alpha have no slopes but rounding
+    if isinstance(system, ByPoints) and watched and inputs.key.shape[-1] <= LARGE:
+        moving = _by_deviations(inputs, intercept)  # differences that are divided by alpha have no slopes but rounding
         out = moving + (out - moving).detach()
     if scale != 1:
         mean = 0.0 if system.mean_value is None else system.mean_value
         out = mean + scale * (out - mean)
-    lead = layout.context_lead(inputs)
-    return out, Report(*(x.to(inputs.key.dtype).expand(lead) for x in system.report))
+    lead = context_lead(inputs)
+    return out, Report(*(x.to(inputs.key.dtype).expand(lead) for x in system.solution.report))
 
 
-def _by_points(inputs: Inputs, intercept: bool) -> Tensor:
+def _by_deviations(inputs: Problem, intercept: bool) -> Tensor:
     """The prediction of a within-class fit by the d x d Sigma of the deviations, whose slopes do not cancel."""
     query, key, value = inputs.query.double(), inputs.key.double(), inputs.value.double()
     weight, gain = (None if x is None else x.double() for x in (inputs.weight, inputs.gain))
-    alpha = torch.as_tensor(inputs.alpha, dtype=torch.float64, device=key.device)
-    lead, (n, d) = layout.context_lead(inputs), key.shape[-2:]
+    alpha = inputs.alpha.double()
+    lead, (n, d) = context_lead(inputs), key.shape[-2:]
     around, mean = deviations(key, value, weight), 0.0
     if intercept:
         (key, centre), (value, mean) = centred(key, weight), centred(value, weight)
@@ -111,16 +100,12 @@ def predict_each(
     part: Problem, covariance: Covariance, intercept: bool, solver: str, scale: float
 ) -> tuple[Tensor, Report]:
     """The same for a flat batch of problems of one query each."""
-    part = part.expanded()
-    inputs = Inputs(part.query, part.key, part.value, part.weight, part.alpha, part.gain)
-    out, report = predict_shared(inputs, covariance, intercept, solver, scale)
+    out, report = predict_shared(part.expanded(), covariance, intercept, solver, scale)
     return out.to(part.query.dtype), report
 
 
-def transform(inputs: Inputs | Problem, covariance: Covariance, intercept: bool, solver: str) -> tuple[Tensor, Report]:
+def transform(inputs: Problem, covariance: Covariance, intercept: bool, solver: str) -> tuple[Tensor, Report]:
     """Q Sigma^-1"""
-    if isinstance(inputs, Problem):
-        inputs = inputs.expanded()
     system = system_of(inputs, covariance, intercept, solver)
     moved = system.solve(inputs.query.double().mT).mT.to(inputs.query.dtype)
-    return moved, Report(*(x.to(inputs.key.dtype) for x in system.report))
+    return moved, Report(*(x.to(inputs.key.dtype) for x in system.solution.report))

@@ -9,25 +9,24 @@ import torch.nn.functional as TF
 from torch import Tensor
 
 from intention import _checks as checks
-from intention._call import counting, layout
-from intention._call.arguments import problem_of
-from intention._call.layout import Inputs
+from intention._call import counting
+from intention._call.arguments import context_lead, flatten
 from intention.solve.causal.chunks import Tokens
 from intention.solve.causal.each_query import CHUNK, Solve, each_query, starts, triangle
 from intention.solve.causal.sequence import causal
 from intention.solve.ladder import Report
+from intention.solve.problem import Problem
 
 TOKENS = 64  # in a chunk of causal linear attention
 
 
-def per_query(inputs: Inputs, mask: Tensor | None, solve: Solve) -> tuple[Tensor, Report]:
+def per_query(inputs: Problem, mask: Tensor | None, solve: Solve) -> tuple[Tensor, Report]:
     """One fit per query, in chunks over M. `mask` None means causal: query t sees keys <= t."""
-    whole = layout.context_lead(inputs)
+    whole = context_lead(inputs)
     if mask is not None:
         whole = checks.leading(context=whole, mask=tuple(mask.shape[:-2]))
     m, n = inputs.query.shape[-2], inputs.key.shape[-2]
-    flat, restore = layout.flatten(inputs._replace(key=inputs.key.expand(*whole, *inputs.key.shape[-2:])), fold=False)
-    base = problem_of(flat)
+    base, restore = flatten(inputs._replace(key=inputs.key.expand(*whole, *inputs.key.shape[-2:])), fold=False)
     batch = base.query.shape[0]
     if mask is not None:
         lead = restore(base.query).shape[:-2]
@@ -43,11 +42,10 @@ def per_query(inputs: Inputs, mask: Tensor | None, solve: Solve) -> tuple[Tensor
     return restore(out), Report(*(x.reshape(lead) for x in report))
 
 
-def in_chunks(inputs: Inputs, transform_only: bool) -> tuple[Tensor, Report]:
+def in_chunks(inputs: Problem, transform_only: bool) -> tuple[Tensor, Report]:
     """Causal fits of the named covariances that are made of the keys: chunks of tokens, O(N (d^2 + d k))."""
-    whole = layout.context_lead(inputs)
-    flat, restore = layout.flatten(inputs._replace(key=inputs.key.expand(*whole, *inputs.key.shape[-2:])), fold=False)
-    base = problem_of(flat)
+    whole = context_lead(inputs)
+    base, restore = flatten(inputs._replace(key=inputs.key.expand(*whole, *inputs.key.shape[-2:])), fold=False)
     query, key, value, weight, alpha, gain = base
     if (missing := query.shape[1] - key.shape[1]) > 0:  # queries beyond the last key see all keys
         key, value = (TF.pad(x, (0, 0, 0, missing)) for x in (key, value))

@@ -9,10 +9,9 @@ import torch.nn.functional as TF
 from torch import Tensor
 
 from intention import _checks as checks
-from intention._call import counting, layout
-from intention._call.arguments import is_dual, problem_of, unflatten_report
+from intention._call import counting
+from intention._call.arguments import flatten, is_dual, unflatten_report
 from intention._call.counting import Counted
-from intention._call.layout import Inputs
 from intention.solve.ladder import DUAL, FLOAT64, PINV, PRIMAL, TOLERATED, Report, has_float64, warn_inaccurate
 from intention.solve.problem import Problem
 from intention.solve.torch_state import compiling, gradient_free, look
@@ -27,12 +26,11 @@ GRADIENTS = 0.1
 UNSEEN = 0.1  # of a query, the share that keys leave unseen, from which it counts
 
 
-def fused(inputs: Inputs, scale: float) -> tuple[Tensor, Report] | None:
+def fused(inputs: Problem, scale: float) -> tuple[Tensor, Report] | None:
     """The whole answer in one compiled kernel, or None: an element is beyond it, a call is transformed, ..."""
     if inputs.weight is not None:
         return None
-    flat, restore = layout.flatten(inputs)
-    problem = problem_of(flat)
+    problem, restore = flatten(inputs)
     scaled = _over_scale(problem, scale)
     found = None if scaled is None else sigma(scaled)
     if found is None:
@@ -63,7 +61,7 @@ def _over_scale(problem: Problem, scale: float) -> Problem | None:
     return problem._replace(alpha=problem.alpha / scale, gain=gain / scale)
 
 
-def transform_shared(inputs: Inputs, solver: str) -> tuple[Tensor, Tensor, Report]:
+def transform_shared(inputs: Problem, solver: str) -> tuple[Tensor, Tensor, Report]:
     """(queries, keys, report) for the softmax: Q Sigma^-1 and K, or Q and G^-1 K where the dual Gram is smaller.
 
     Both give the scores Q Sigma^-1 K'. With float weights the first is used at any shape: it has a derivative at w = 0.
@@ -71,10 +69,9 @@ def transform_shared(inputs: Inputs, solver: str) -> tuple[Tensor, Tensor, Repor
     dual = is_dual(solver, inputs.key) and inputs.weight is None
     if dual:
         # scores Q K'(c KK' + alpha I)^-1 = Q (G^-1 K)': the transform acts on the keys
-        flat, restore = layout.flatten(inputs._replace(query=inputs.key))
+        problem, restore = flatten(inputs._replace(query=inputs.key))
     else:
-        flat, restore = layout.flatten(inputs)
-    problem = problem_of(flat)
+        problem, restore = flatten(inputs)
     if dual:
         points = Points(problem.key.mT, problem.key.mT, None, problem.alpha, problem.gain)
         moved, packed = transform(points, transform_solver(solver))
@@ -90,7 +87,7 @@ def transform_solver(solver: str) -> str:
     return "cholesky" if solver in ("primal", "dual") else solver
 
 
-def centred_key(inputs: Inputs, keep: Tensor | None) -> Tensor:
+def centred_key(inputs: Problem, keep: Tensor | None) -> Tensor:
     """Keys minus their weighted mean. Scores change by a constant per query only, which a softmax does not see."""
     key, weight = inputs.key, inputs.weight
     if weight is None:
@@ -104,7 +101,7 @@ def centred_key(inputs: Inputs, keep: Tensor | None) -> Tensor:
     return counting.fill(key, keep)
 
 
-def scored(moved: Tensor, key: Tensor, report: Report, solver: str, inputs: Inputs) -> tuple[Tensor, Report, bool]:
+def scored(moved: Tensor, key: Tensor, report: Report, solver: str, inputs: Problem) -> tuple[Tensor, Report, bool]:
     """(queries, report with the error of the scores, whether they must be computed again in float64).
 
     Named solvers are not certified.
@@ -112,7 +109,7 @@ def scored(moved: Tensor, key: Tensor, report: Report, solver: str, inputs: Inpu
     with torch.no_grad():
         error = rounding(moved, key)
         # without alpha nothing holds back what the SVD knows least of: Sigma^+ is off by its condition, twice that of K
-        bare = torch.as_tensor(inputs.alpha == 0, device=key.device) & (report.route == PINV)
+        bare = (inputs.alpha == 0) & (report.route == PINV)
         lost = torch.where(bare, torch.finfo(torch.float64).eps * report.condition, 0.0).nan_to_num(0.0)
         told = torch.fmax(_worst(error, report.error.shape), lost).to(report.error.dtype)
     report = report._replace(error=torch.fmax(report.error, told))
@@ -135,13 +132,13 @@ def scored(moved: Tensor, key: Tensor, report: Report, solver: str, inputs: Inpu
     return moved, report, False
 
 
-def rounding_of_alpha(moved: Tensor, report: Report, inputs: Inputs) -> float:
+def rounding_of_alpha(moved: Tensor, report: Report, inputs: Problem) -> float:
     """How much of alpha's gradient is the rounding of what comes back from the softmax: eps cond(Sigma)^2.
 
     <Q Sigma^-1, g Sigma^-1> along what no key has: X is Q / alpha there, and g is rounding.
     """
     alpha = inputs.alpha
-    if not isinstance(alpha, Tensor) or gradient_free(alpha):
+    if gradient_free(alpha):
         return 0.0
     with torch.no_grad():
         whole = torch.linalg.vector_norm(inputs.query, dim=-1).amax(-1)

@@ -1,6 +1,6 @@
 """A fit as an N x N linear system in float64, from inner products of the points; a kernel makes the points implicit.
 
-It answers what `Primal` answers, of r = q - mean where there is an intercept.
+It answers what `ByFeatures` answers, of r = q - mean where there is an intercept.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from intention._cached import lazy
 from intention._covariance import Rule, class_shares, deviations, in_live_class
-from intention.context import leave_one_out
+from intention.context.by_features import Solution
 from intention.solve.centring import centred
 from intention.solve.ladder import DUAL, PINV, Report, warn_inaccurate
 from intention.solve.matrix.inverse import EPS, inverse
@@ -81,11 +81,12 @@ class Inner:
         return square - 2 * middle + self._raw[2][..., None]
 
 
-class Dual:
+class ByPoints:
     """W = K'a with a from the N x N system of inner products; a kernel makes K implicit."""
 
     def __init__(self, inner: Inner, value: Tensor, weight: Tensor | None, rule: Rule) -> None:
         self.inner, self.weight, self.rule = inner, weight, rule
+        self.count, self.mean_key = inner.count, inner.mean
         self.labels = value if rule.covariance == "within" else None
         self.target, self.mean_value = centred(value, weight) if rule.intercept else (value, None)
         gram = self._within(inner.gram)
@@ -113,7 +114,7 @@ class Dual:
         return deviations(self.inner.gram @ z, self.labels, self.weight)
 
     @lazy
-    def _solved(self) -> tuple[Tensor, Tensor, Report]:
+    def solution(self) -> Solution:
         rule = self.rule
         a, logdet, report = inverse(self.gram, rule.alpha, rule.gain, self.weight, True, rule.rounding)
         route = torch.where(report.route == 0, float(DUAL), report.route)
@@ -123,19 +124,20 @@ class Dual:
             size = self.inner.kernel_square.detach()
             noise = 8 * rule.rounding * (size * a.detach().diagonal(0, -2, -1)).amax(-1)
             report = report._replace(error=report.error + noise)
-        if eager() and not rule.quiet:
+        if not rule.quiet and eager():
             warn_inaccurate(report)
-        return a, logdet, report
+        logdet = logdet - rule.alpha.log() * self.gram.shape[-1]
+        return Solution(a, logdet, report, (report.route == PINV) & (rule.alpha == 0))
 
-    @property
-    def report(self) -> Report:
-        return self._solved[2]
+    def _times_gain(self, x: Tensor) -> Tensor:
+        """c x"""
+        return x if self.rule.gain is None else self.rule.gain[..., None, None] * x
 
     @lazy
     def coef(self) -> Tensor:
         """a (..., N, k)"""
         if self.labels is None:
-            return self._solved[0] @ self.target
+            return self.solution.inverse @ self.target
         return self.solve_coef(self.target if self.weight is None else self.weight.unsqueeze(-1) * self.target)
 
     def _back(self, a: Tensor) -> Tensor:
@@ -162,7 +164,7 @@ class Dual:
         The minimum, y = c A X r', is a sum of squares: errors of y enter squared, where r r' - r X'y would cancel.
         """
         x = self._seen(self.inner.cross(query))
-        y = x @ self._solved[0]
+        y = x @ self.solution.inverse
         alpha, gain = self.rule.alpha[..., None, None], self.rule.gain
         if gain is not None:
             y = gain[..., None, None] * y
@@ -181,7 +183,7 @@ class Dual:
         out = (whole - 2 * (x * y).sum(-1) + ((y @ self.gram) * y).sum(-1) + penalty).clamp_min(0)
         if eager():
             terms = whole + ((y.abs() @ self.gram.abs()) * y.abs()).sum(-1)
-            _warn_cancelled(out, terms, 8 * EPS + self.report.error[..., None].square())
+            _warn_cancelled(out, terms, 8 * EPS + self.solution.report.error[..., None].square())
         return out
 
     def _refined(self, query: Tensor, y: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
@@ -190,13 +192,12 @@ class Dual:
         y (G + alpha/c W^-1) = x
         """
         weight = 1.0 if self.weight is None else torch.where(self.weight > 0, self.weight, torch.inf).unsqueeze(-2)
-        key, gain, step = self._keys, self.rule.gain, y
+        key, step = self._keys, y
         for _ in range(2):
             rest = self._outside(query, y) @ key.mT - alpha * y / weight
             if self.weight is not None:  # a point of weight 0 solves nothing: y has its slope, and has it once
                 rest = torch.where(self.weight.unsqueeze(-2) > 0, rest, 0.0)
-            step = rest @ self._solved[0]
-            step = step if gain is None else gain[..., None, None] * step
+            step = self._times_gain(rest @ self.solution.inverse)
             y = y + step
         return y, (step @ key).square().sum(-1)
 
@@ -221,30 +222,17 @@ class Dual:
         """r Sigma^-1 r' (..., M)"""
         return self.spread(query) / self.rule.alpha[..., None]
 
-    @property
-    def singular(self) -> Tensor:
-        """(...): where A is a pseudo-inverse"""
-        return (self.report.route == PINV) & (self.rule.alpha == 0)
-
-    @property
-    def logdet(self) -> Tensor:
-        """log det Sigma (...), without the directions that no point has: they add log alpha each"""
-        return self._solved[1] - self.rule.alpha.log() * self.gram.shape[-1]
-
     def solve_coef(self, z: Tensor) -> Tensor:
         """Sigma^-1 K'z as coefficients of the points, (z - c H'A H K K'z) / alpha, around the means of classes."""
         gram, alpha = self.inner.gram, self.rule.alpha[..., None, None]
 
         def once(z: Tensor) -> Tensor:
-            seen = self._solved[0] @ self._reached(z)
-            seen = seen if self.rule.gain is None else self.rule.gain[..., None, None] * seen
-            return (z - self._back(seen)) / alpha
+            return (z - self._back(self._times_gain(self.solution.inverse @ self._reached(z)))) / alpha
 
         def times_sigma(a: Tensor) -> Tensor:  # (c H'W H K K' + alpha I) a
             seen = self._reached(a)
             seen = seen if self.weight is None else self.weight.unsqueeze(-1) * seen
-            seen = seen if self.rule.gain is None else self.rule.gain[..., None, None] * seen
-            return self._back(seen) + alpha * a
+            return self._back(self._times_gain(seen)) + alpha * a
 
         # Where the points span what z is made of, z and what is taken from it nearly cancel: refine, and measure
         a = once(z)
@@ -257,16 +245,15 @@ class Dual:
     def solve(self, b: Tensor) -> Tensor:
         """Sigma^-1 b for b (..., d, p), of a linear fit: (b - c X'A X b) / alpha"""
         key = self._keys
-        inside = key.mT @ (self._solved[0] @ (key @ b))
-        inside = inside if self.rule.gain is None else self.rule.gain[..., None, None] * inside
-        out = (b - inside) / self.rule.alpha[..., None, None]
+        inside = key.mT @ (self.solution.inverse @ (key @ b))
+        out = (b - self._times_gain(inside)) / self.rule.alpha[..., None, None]
         if eager():  # b and what is taken from it may nearly cancel
             _warn_inexact(8 * EPS * b.detach() / self.rule.alpha[..., None, None], out.detach())
         return out
 
     def hat(self) -> Tensor:
         """w u (..., N), u = (G - c G A G)_ii / alpha; at alpha = 0 w u = (G A)_ii"""
-        gram, a, gain = self.inner.gram, self._solved[0], self.rule.gain
+        gram, a, gain = self.inner.gram, self.solution.inverse, self.rule.gain
         seen = gram @ a
         taken = (seen * gram).sum(-1)
         taken = taken if gain is None else gain[..., None] * taken
@@ -276,7 +263,7 @@ class Dual:
         u = u if self.weight is None else self.weight * u
         u = torch.where(alpha > 0, u, seen.diagonal(0, -2, -1))
         # that cancels where the square is large beside alpha; c w u = 1 - alpha A_ii / w (- w / n) does not
-        own, there = self._own()
+        own, there = self.own()
         mass = torch.ones_like(own) if self.weight is None else self.weight
         c = torch.ones_like(alpha) if gain is None else gain[..., None]
         large = (there & (c * mass * square > alpha) & (alpha > 0)).detach()
@@ -284,41 +271,14 @@ class Dual:
         near = near - self.inner.share if self.rule.intercept else near
         return torch.where(large, near / torch.where(large, c, 1.0), u)
 
-    def _own(self) -> tuple[Tensor, Tensor]:
+    def own(self) -> tuple[Tensor, Tensor]:
         """What of A_ii is the point's own, without the intercept's share (..., N), and which points have it."""
-        own = self._solved[0].diagonal(0, -2, -1)
+        own = self.solution.inverse.diagonal(0, -2, -1)
         if self.lift is not None:
             square = 1.0 if self.weight is None else self.weight.square()
             lifted = self.lift if self.rule.gain is None else self.rule.gain * self.lift
             own = own - (square / self.inner.count[..., None]) / (self.rule.alpha + lifted)[..., None]
         return own, torch.ones_like(own, dtype=torch.bool) if self.weight is None else self.weight > 0
-
-    def leverage(self, hat: Tensor, weight: Tensor | None) -> Tensor:
-        """df_i / dv_i (..., N): w u, and w / n for the intercept"""
-        return hat + (self.inner.share if self.rule.intercept else 0.0)
-
-    def leave_one_out(self) -> tuple[Tensor, Tensor]:
-        """Errors (..., N, k), and (..., N) the points of which the closed form does not hold."""
-        count = self.inner.count if self.rule.intercept else None
-        gain = self.rule.gain
-        own, there = self._own()  # e = a_i / A_ii does not cancel as alpha goes to 0; a point of weight 0 has neither
-        usable = there if gain is None else there & (gain > 0.01)[..., None]
-        # a division by 0 that is not used would still reach the gradient
-        hat = torch.where(usable, 0.0, self.hat())
-        plain = leave_one_out.residuals(hat, self.inner.gram @ self.coef, self.target, self.weight, count, gain)
-        exact = self.coef / torch.where(there & (own != 0), own, 1.0)[..., None]
-        if gain is not None:
-            # that is the error of the ridge with alpha / c, whose fit around the mean is c times this one's
-            c = torch.where(gain > 0.01, gain, 1.0)[..., None, None]
-            exact = (exact - (1 - c) * self.target * leave_one_out.stretch(self.weight, count, self.target)) / c
-        risky = self.singular[..., None] | torch.zeros_like(self.inner.share, dtype=torch.bool)
-        if self.rule.intercept:  # a point with nearly all the weight is nearly the mean
-            alone = own.detach() < 1e-6 * self._solved[0].detach().diagonal(0, -2, -1)
-            risky = risky | leave_one_out.lonely(self.weight, self.inner.count) | (there & alone)
-        return torch.where(usable[..., None], exact, plain), risky
-
-    def spectral(self) -> leave_one_out.Spectral:
-        return leave_one_out.spectral_dual(self.gram, self.target, self.weight, self.lift, self.inner.count)
 
 
 def _warn_cancelled(spread: Tensor, whole: Tensor, share: Tensor | float) -> None:

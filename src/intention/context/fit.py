@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from intention import _checks as checks
-from intention._covariance import Covariance, alpha_of, gain_of, is_named
+from intention._covariance import Covariance, alpha_of, wide_alpha
 from intention.context import Context
 from intention.context.choose_alpha import choose_alpha
 from intention.features import Features, fourier, nystroem
 from intention.kernels import BoundKernel, Custom, Function, Kernel, as_kernel
 from intention.solve.torch_state import eager
+
+AnyKernel = str | Kernel | BoundKernel | Function
 
 
 def fit(
@@ -25,7 +26,7 @@ def fit(
     weight: Tensor | None = None,
     intercept: bool = False,
     covariance: Covariance = "ridge",
-    kernel: str | Kernel | BoundKernel | Function | None = None,
+    kernel: AnyKernel | None = None,
     keep_points: bool = True,
     *,
     features: str | Callable[[Tensor], Tensor] | None = None,
@@ -66,41 +67,41 @@ def fit(
     Warns:
         AccuracyWarning: an answer's estimated relative error is above 1e-3.
     """
-    checks.fitted_points(key, value)
-    checks.float64(key.device)
-    checks.leading(key=key.shape[:-2], value=value.shape[:-2])
+    # a number is known at once; a tensor is compared with the leading dimensions, and a grid is chosen from
+    number = None if isinstance(alpha, (Tensor, str, list, tuple)) else alpha_of(alpha, covariance)
+    checks.fitted_points(key, value, weight)
     checks.covariance(covariance)
-    if weight is not None:
-        checks.weight(weight, key.device, key.shape[-2])
-        checks.leading(key=key.shape[:-2], value=value.shape[:-2], weight=weight.shape[:-1])
-    if eager():
+    if (weight is not None or covariance == "within") and eager():
         checks.require_values(weight, key.new_zeros(()), None)
         if covariance == "within":
             checks.one_hot(value)
-    bound, mapping = _space(key, weight, kernel, covariance, keep_points, features, landmarks, choose, generator)
+    bound = mapping = None
+    if kernel is not None or features is not None or landmarks is not None:
+        bound, mapping = _space(key, weight, kernel, covariance, keep_points, features, landmarks, choose, generator)
     context = Context(
         key=key,
         value=value,
         weight=weight,
         stats=None,
-        alpha=torch.zeros((), dtype=torch.float64, device=key.device),
+        alpha=torch.tensor(number or 0.0, dtype=torch.float64, device=key.device),
         fits_intercept=bool(intercept),
         covariance=covariance,
         kernel=bound,
         features=mapping,
         dtype=torch.promote_types(key.dtype, value.dtype),
     )
-    context = dataclasses.replace(context, alpha=_regularisation(alpha, context))
+    if number is None:
+        context = dataclasses.replace(context, alpha=_regularisation(alpha, context))
     return context if keep_points else context.without_points()
 
 
 def _space(
     key: Tensor,
     weight: Tensor | None,
-    kernel: Any,
+    kernel: AnyKernel | None,
     covariance: Covariance,
     keep_points: bool,
-    features: Any,
+    features: str | Callable[[Tensor], Tensor] | None,
     landmarks: int | None,
     choose: str,
     generator: torch.Generator | None,
@@ -110,9 +111,7 @@ def _space(
         return None, _features(features, kernel, key, weight, landmarks, choose, generator)
     if landmarks is not None:
         raise ValueError(f"landmarks={landmarks} belongs to features='nystroem' or 'fourier', got features=None")
-    if kernel is None:
-        return None, None
-    if not is_named(covariance):
+    if callable(covariance):
         raise ValueError(
             "a callable covariance is a d x d matrix, a kernel has no such d; use 'ridge', 'convex' or 'within', or "
             "features='nystroem'"
@@ -121,26 +120,24 @@ def _space(
         raise ValueError(
             "a kernel fit is made of its points, so keep_points=False cannot be; use features='nystroem' with landmarks"
         )
+    assert kernel is not None
     return bind_kernel(kernel, key, weight), None
 
 
-def _regularisation(alpha: Any, context: Context) -> Tensor:
+def _regularisation(alpha: float | Tensor | str | list | tuple | None, context: Context) -> Tensor:
     """alpha as a float64 tensor (...): given, or chosen by leave-one-out."""
-    device, covariance = context.device, context.covariance
     if isinstance(alpha, str):
         checks.choice("alpha", alpha, ("loo",))
-    if isinstance(alpha, (str, list, tuple)):
-        return choose_alpha(context, None if isinstance(alpha, str) else alpha)
-    if not isinstance(alpha, Tensor):
-        return torch.tensor(alpha_of(alpha, covariance), dtype=torch.float64, device=device)
-    checks.alpha_tensor(alpha, device, context.lead)
-    alpha = alpha.to(device, torch.float64)
-    if eager():
-        checks.require_values(None, alpha, gain_of(alpha, covariance))
-    return alpha
+        return choose_alpha(context._solved, None)
+    if not isinstance(alpha, (list, tuple)):
+        return wide_alpha(alpha, context.covariance, context.device, context.lead)
+    if not alpha:
+        raise ValueError("alpha is an empty grid; give at least one value, or 'loo'")
+    members = [wide_alpha(member, context.covariance, context.device, context.lead) for member in alpha]
+    return choose_alpha(context._solved, torch.stack(torch.broadcast_tensors(*members), -1))
 
 
-def bind_kernel(kernel: Any, key: Tensor, weight: Tensor | None) -> BoundKernel:
+def bind_kernel(kernel: AnyKernel, key: Tensor, weight: Tensor | None) -> BoundKernel:
     """In float64, but for a function of the user's own, which may hold parameters of another dtype."""
     if isinstance(kernel, BoundKernel):
         return kernel
@@ -149,8 +146,8 @@ def bind_kernel(kernel: Any, key: Tensor, weight: Tensor | None) -> BoundKernel:
 
 
 def _features(
-    features: Any,
-    kernel: Any,
+    features: str | Callable[[Tensor], Tensor],
+    kernel: AnyKernel | None,
     key: Tensor,
     weight: Tensor | None,
     landmarks: int | None,

@@ -105,7 +105,9 @@ def _mass(points: PointSet) -> Tensor:
 
 
 def _concatenate(a: Tensor, b: Tensor, trailing: int) -> Tensor:
-    lead = checks.leading(context=a.shape[: a.dim() - trailing], points=b.shape[: b.dim() - trailing])
+    mine, theirs = a.shape[: a.dim() - trailing], b.shape[: b.dim() - trailing]
+    if mine != theirs:
+        lead = checks.leading(context=mine, points=theirs)
+        a, b = (x.expand(*lead, *x.shape[x.dim() - trailing :]) for x in (a, b))
     dtype = torch.promote_types(a.dtype, b.dtype)
-    rows = [x.to(dtype).expand(*lead, *x.shape[x.dim() - trailing :]) for x in (a, b)]
-    return torch.cat(rows, -trailing)
+    return torch.cat([a.to(dtype), b.to(dtype)], -trailing)

@@ -3,54 +3,58 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from os import PathLike, fspath
-from typing import Any
+from types import ModuleType
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from intention.context.sums import Stats
+from intention.context.solved import Solved
+from intention.context.sums import Sums
 from intention.features import Features, restore_features
-from intention.kernels import restore
+from intention.kernels import BoundKernel
+from intention.kernels import restore as restore_kernel
 from intention.solve.constraints.constrained import Constraint
 
+T = TypeVar("T")
 FORMAT = 1
-TENSORS = ("key", "value", "weight", "alpha")
+POINTS = ("key", "value", "weight")
 DTYPES = {str(x).removeprefix("torch."): x for x in (torch.float16, torch.bfloat16, torch.float32, torch.float64)}
 
 
-def state_dict(context: Any) -> dict[str, Tensor]:
+def state_dict(fit: Solved) -> dict[str, Tensor]:
     """Tensors by name; what is not a tensor is JSON in the bytes of "meta"."""
-    if not isinstance(context.covariance, str):
+    if not isinstance(fit.covariance, str):
         raise ValueError("a context with a callable covariance cannot be stored: its code is not part of the state")
-    state = {name: getattr(context, name) for name in TENSORS if getattr(context, name) is not None}
-    meta: dict[str, Any] = {
+    if not isinstance(fit.features, Features | None):
+        raise ValueError("a context with callable features cannot be stored: their code is not part of the state")
+    meta: dict[str, object] = {
         "format": FORMAT,
-        "dtype": str(context.dtype).removeprefix("torch."),
-        "intercept": context.fits_intercept,
-        "covariance": context.covariance,
-        "kinds": [c.kind for c in context.constraints],
+        "dtype": str(fit.dtype).removeprefix("torch."),
+        "intercept": fit.intercept,
+        "covariance": fit.covariance,
+        "kinds": [c.kind for c in fit.constraints],
     }
-    if context.stats is not None:
-        state |= {f"stats.{name}": x for name, x in context.stats._asdict().items()}
-    for i, constraint in enumerate(context.constraints):
+    tensors = dict(zip(POINTS, fit.points or (None, None, None), strict=True))
+    state = {name: x for name, x in tensors.items() if x is not None} | {"alpha": fit.alpha}
+    if fit.stats is not None:
+        state |= {f"stats.{name}": x for name, x in fit.stats._asdict().items()}
+    for i, constraint in enumerate(fit.constraints):
         state |= {f"constraint.{i}.normal": constraint.normal, f"constraint.{i}.bound": constraint.bound}
-    for part in ("kernel", "features"):
-        chosen = getattr(context, part)
-        if chosen is None:
-            continue
-        if part == "features" and not isinstance(chosen, Features):
-            raise ValueError("a context with callable features cannot be stored: their code is not part of the state")
-        state |= {f"{part}.{name}": x for name, x in chosen.state().items()}
-        meta[part] = {"name": chosen.name, "settings": chosen.settings()}
+    for part, chosen in (("kernel", fit.kernel), ("features", fit.features)):
+        if chosen is not None:
+            state |= {f"{part}.{name}": x for name, x in chosen.state().items()}
+            meta[part] = {"name": chosen.name, "settings": chosen.settings()}
     meta["tensors"] = sorted(state)
     state["meta"] = torch.tensor(list(json.dumps(meta).encode()), dtype=torch.uint8)
     # fresh memory: tensors that share some cannot be written, and rounding may depend on how memory is aligned
     return {name: x.detach().clone(memory_format=torch.contiguous_format) for name, x in state.items()}
 
 
-def fields(state: dict[str, Tensor]) -> dict[str, Any]:
-    """The fields of the Context that `state_dict` described."""
+def restored(state: dict[str, Tensor], make: Callable[..., T]) -> T:
+    """`make`, a Context, of the fields that `state_dict` described."""
     meta = _meta(state)
 
     def under(prefix: str) -> dict[str, Tensor]:
@@ -60,26 +64,31 @@ def fields(state: dict[str, Tensor]) -> dict[str, Any]:
         if missing := set(meta["tensors"]) - set(state):
             raise KeyError(*sorted(missing))
         sums = under("stats.")
-        made: dict[str, Any] = {name: state.get(name) for name in TENSORS}
-        made["alpha"] = state["alpha"]
-        made["stats"] = Stats(**sums) if sums else None
-        made["fits_intercept"], made["covariance"] = meta["intercept"], meta["covariance"]
-        made["dtype"] = DTYPES[meta["dtype"]]
-        made["constraints"] = tuple(
-            Constraint(state[f"constraint.{i}.normal"], state[f"constraint.{i}.bound"], kind)
-            for i, kind in enumerate(meta["kinds"])
+        maps: dict[str, BoundKernel | Features] = {}
+        for part, restore in (("kernel", restore_kernel), ("features", restore_features)):
+            if (told := meta.get(part)) is not None:
+                maps[part] = restore(told["name"], told["settings"], under(f"{part}."))
+        return make(
+            **{name: state.get(name) for name in POINTS},
+            kernel=maps.get("kernel"),
+            features=maps.get("features"),
+            alpha=state["alpha"],
+            stats=Sums(**sums) if sums else None,
+            fits_intercept=meta["intercept"],
+            covariance=meta["covariance"],
+            dtype=DTYPES[meta["dtype"]],
+            constraints=tuple(
+                Constraint(state[f"constraint.{i}.normal"], state[f"constraint.{i}.bound"], kind)
+                for i, kind in enumerate(meta["kinds"])
+            ),
         )
-        for part, make in (("kernel", restore), ("features", restore_features)):
-            told = meta.get(part)
-            made[part] = None if told is None else make(told["name"], told["settings"], under(f"{part}."))
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"this is not the whole state of a Context: {error!r}; make one with ctx.state_dict()"
         ) from error
-    return made
 
 
-def _meta(state: dict[str, Tensor]) -> dict[str, Any]:
+def _meta(state: dict[str, Tensor]) -> dict:
     try:
         meta = json.loads(bytes(state["meta"].tolist()))
         found = meta["format"]
@@ -105,7 +114,7 @@ def load(path: str | PathLike, device: str) -> dict[str, Tensor]:
     return {key: x.clone() for key, x in state.items()}
 
 
-def _safetensors() -> Any:
+def _safetensors() -> ModuleType:
     try:
         import safetensors.torch
     except ImportError:

@@ -18,7 +18,7 @@ from intention.solve.torch_state import eager, gradient_free
 ROUNDING = 1e-10
 
 
-class Stats(NamedTuple):
+class Sums(NamedTuple):
     """float64; leading dimensions broadcast against each other."""
 
     total: Tensor  # (...): the total weight
@@ -29,7 +29,7 @@ class Stats(NamedTuple):
     noise: Tensor  # (..., d): the rounding in the diagonal of `scatter`, which what was removed leaves behind
 
     @staticmethod
-    def of(key: Tensor, value: Tensor, weight: Tensor | None = None) -> Stats:
+    def of(key: Tensor, value: Tensor, weight: Tensor | None = None) -> Sums:
         """The sums of points (..., N, d), (..., N, k) with weights (..., N)."""
         key, value = key.double(), value.double()
         weight = None if weight is None else weight.double()
@@ -39,15 +39,15 @@ class Stats(NamedTuple):
         weighed = key if weight is None else weight.unsqueeze(-1) * key
         scatter, cross = weighed.mT @ key, weighed.mT @ value
         noise = EPS * _diagonal(scatter)
-        return Stats(count, mean_key.squeeze(-2), mean_value.squeeze(-2), scatter, cross, noise)
+        return Sums(count, mean_key.squeeze(-2), mean_value.squeeze(-2), scatter, cross, noise)
 
-    def merge(self, other: Stats) -> Stats:
+    def merge(self, other: Sums) -> Sums:
         """The sums of both sets of points."""
         return self._joined(other, 1.0)
 
-    def add(self, key: Tensor, value: Tensor, weight: Tensor | None = None) -> Stats:
+    def add(self, key: Tensor, value: Tensor, weight: Tensor | None = None) -> Sums:
         """The sums with more points."""
-        other = Stats.of(key, value, weight)
+        other = Sums.of(key, value, weight)
         both = self.merge(other)
         if weight is None or gradient_free(weight):
             return both
@@ -58,7 +58,7 @@ class Stats(NamedTuple):
         total = torch.where(both.total > 0, both.total, 1.0)[..., None]
         moved, raised = (weight * near).sum(-2) / total, (weight * level).sum(-2) / total
         lever = total.unsqueeze(-1) * moved.unsqueeze(-1)
-        slopes = Stats(
+        slopes = Sums(
             both.total,
             self.mean_key + moved,
             self.mean_value + raised,
@@ -68,9 +68,9 @@ class Stats(NamedTuple):
         )
         none = (other.total == 0) & (self.total > 0)
         pairs = zip(slopes, both, (0, 1, 1, 2, 2, 1), strict=True)
-        return Stats(*(torch.where(none.reshape(none.shape + (1,) * own), x, y) for x, y, own in pairs))
+        return Sums(*(torch.where(none.reshape(none.shape + (1,) * own), x, y) for x, y, own in pairs))
 
-    def remove(self, other: Stats) -> tuple[Stats, Tensor]:
+    def remove(self, other: Sums) -> tuple[Sums, Tensor]:
         """The sums of what is left when the points of `other` go, and where they cannot all have been there.
 
         They cannot where a count or a direction of the scatter would turn negative, by more than rounding.
@@ -84,9 +84,9 @@ class Stats(NamedTuple):
         there = (~empty).to(size.dtype)  # where all points went, what is left is rounding
         row, matrix = there[..., None], there[..., None, None]
         means, sums = (left.mean_key * row, left.mean_value * row), (left.scatter * matrix, left.cross * matrix)
-        return Stats(size, *means, *sums, left.noise * row), info.bool() | (size < 0) | (empty & foreign)
+        return Sums(size, *means, *sums, left.noise * row), info.bool() | (size < 0) | (empty & foreign)
 
-    def _joined(self, other: Stats, sign: float) -> Stats:
+    def _joined(self, other: Sums, sign: float) -> Sums:
         a, b = self.total, sign * other.total
         count = a + b
         share = b / torch.where(count > 0, count, 1.0)
@@ -102,7 +102,7 @@ class Stats(NamedTuple):
         rounding = (a + b.abs())[..., None] * (FLAT * EPS * (self.mean_key.abs() + other.mean_key.abs())).square()
         flat = ((_diagonal(scatter).abs() <= rounding) & (noise <= 100 * rounding)).unsqueeze(-1)
         scatter, cross = value_zero(scatter, flat | flat.mT), value_zero(cross, flat)
-        return Stats(
+        return Sums(
             count,
             self.mean_key + share[..., None] * key,
             self.mean_value + share[..., None] * value,
@@ -111,7 +111,7 @@ class Stats(NamedTuple):
             torch.where(flat.squeeze(-1), 0.0, noise),
         )
 
-    def _without_noise(self) -> Stats:
+    def _without_noise(self) -> Sums:
         """A scatter that is not positive definite has directions of rounding alone, which are 0."""
         if not eager() or not bool(torch.linalg.cholesky_ex(self.scatter)[1].any()):
             return self
@@ -121,7 +121,7 @@ class Stats(NamedTuple):
         clean = value_zero(self.scatter, finite) + (vectors * real.unsqueeze(-2)) @ vectors.mT
         return self._replace(scatter=clean)
 
-    def forget(self, gamma: Tensor) -> Stats:
+    def forget(self, gamma: Tensor) -> Sums:
         """Every point counts `gamma` times what it did."""
         wide = gamma[..., None, None]
         return self._replace(
@@ -129,18 +129,6 @@ class Stats(NamedTuple):
             scatter=wide * self.scatter,
             cross=wide * self.cross,
             noise=gamma[..., None] * self.noise,
-        )
-
-    def around_means(self) -> tuple[Tensor, Tensor]:
-        """K'WK and K'WV of the points minus their means."""
-        return self.scatter, self.cross
-
-    def raw(self) -> tuple[Tensor, Tensor]:
-        """K'WK and K'WV of the points themselves."""
-        lifted = (self.total[..., None] * self.mean_key).unsqueeze(-1)
-        return (
-            self.scatter + lifted * self.mean_key.unsqueeze(-2),
-            self.cross + lifted * self.mean_value.unsqueeze(-2),
         )
 
     def within(self) -> Tensor:

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from intention import _checks as checks
 from intention._covariance import Rule, class_shares, dual_serves, within_scatter
-from intention.context.by_features import Primal
-from intention.context.by_points import Dual, Inner
+from intention.context.by_features import ByFeatures
+from intention.context.by_points import ByPoints, Inner
 from intention.context.fit import bind_kernel, fit
-from intention.context.sums import Stats
+from intention.context.sums import Sums
 from intention.discriminant.labels import (
     all_regular,
     balanced,
@@ -107,10 +107,13 @@ def lda(
 
     S is the mean over classes, each counted as its prior, of the covariance within the class, times N / (N - ddof);
     shrinkage s makes it (1 - s) S + s trace(S) / d I, and alpha I is added. Where S is singular: its pseudo-inverse.
-    priors (..., C) sum to 1; None: the masses of the classes. route: "within" solves with S, "total" with the
-    covariance of all points, as least squares on y - mean(y) does, and takes the spread of the means out again: equal
-    answers, and a ValueError where the classes lie too far apart for them, or where no class varies between the means.
-    threshold as in `ls_svm`. With a kernel alpha > 0 is needed, and shrinkage has no meaning.
+    priors (..., C) sum to 1; None: the masses of the classes. threshold as in `ls_svm`. With a kernel alpha > 0 is
+    needed, and shrinkage has no meaning.
+
+    route="total" is for comparison with the paper's text; use "within", which solves with S, instead. "total" solves
+    with the covariance of all points, as least squares on y - mean(y) does, and takes the spread of the means out
+    again: equal answers, and a ValueError where the classes lie too far apart for them, or where no class varies
+    between the means.
     """
     checks.choice("route", route, ROUTES)
     key, value, mass = labelled(key, value, weight)
@@ -127,15 +130,16 @@ def lda(
     if kernel is None:
         centre = (mass / mass.sum(-1, keepdim=True)).unsqueeze(-2) @ key.double()
     wide = key.double() - centre
-    dual = kernel is not None or (n < d and dual_serves(wide, labels, mass, rule))
-    if dual:
-        system: Primal | Dual = Dual(Inner(wide, mass, False, bound), labels, mass, rule)
+    if kernel is not None or (n < d and dual_serves(wide, labels, mass, rule)):
+        system: ByFeatures | ByPoints = ByPoints(Inner(wide, mass, False, bound), labels, mass, rule)
     else:
-        system = _primal_within(wide, labels, mass, rule)
+        system = _by_deviations(wide, labels, mass, rule)
     score = _linear_scores(system, wide, value, mass, route)
     constant = torch.where(prior > 0, prior, 1.0).log()
     constant = torch.where(prior > 0, constant, -torch.inf).unsqueeze(-2)
-    return Classifier(lambda q: score(q.double() - centre) + constant, system.report, threshold, key, value.shape[-1])
+    return Classifier(
+        lambda q: score(q.double() - centre) + constant, system.solution.report, threshold, key, value.shape[-1]
+    )
 
 
 def qda(
@@ -172,14 +176,14 @@ def qda(
     labels = torch.ones_like(wide[..., :1])
     rule = rule_of(None if kernel is not None else mean_square(wide, labels, own), alpha, shrinkage, key.device)
     if kernel is not None or (n < d and all_regular(rule)):
-        system: Primal | Dual = Dual(
+        system: ByFeatures | ByPoints = ByPoints(
             Inner(wide, own, True, kernel), wide[..., :0], own, rule._replace(covariance="ridge")
         )
     else:
-        system = _primal_within(wide, labels, own, rule._replace(intercept=True))
+        system = _by_deviations(wide, labels, own, rule._replace(intercept=True))
     _require_full_rank(system)
-    logdet = system.logdet
-    if isinstance(system, Dual) and kernel is None:
+    logdet = system.solution.logdet
+    if isinstance(system, ByPoints) and kernel is None:
         logdet = logdet + d * system.rule.alpha.log()
     constant = torch.where(prior > 0, prior, 1.0).log() - logdet / 2
     constant = torch.where(prior > 0, constant, -torch.inf).unsqueeze(-2)
@@ -187,20 +191,20 @@ def qda(
     def score(query: Tensor) -> Tensor:
         return constant - system.square(query.double().unsqueeze(-3)).mT / 2
 
-    return Classifier(score, system.report, threshold, key, value.shape[-1])
+    return Classifier(score, system.solution.report, threshold, key, value.shape[-1])
 
 
-def _primal_within(key: Tensor, labels: Tensor, mass: Tensor, rule: Rule) -> Primal:
+def _by_deviations(key: Tensor, labels: Tensor, mass: Tensor, rule: Rule) -> ByFeatures:
     """The d x d system around the means of classes."""
-    return Primal(Stats.of(key, key[..., :0], mass), rule, within_scatter(key, labels, mass))
+    return ByFeatures(Sums.of(key, key[..., :0], mass), rule, within_scatter(key, labels, mass))
 
 
 def _linear_scores(
-    system: Primal | Dual, key: Tensor, value: Tensor, mass: Tensor, route: str
+    system: ByFeatures | ByPoints, key: Tensor, value: Tensor, mass: Tensor, route: str
 ) -> Callable[[Tensor], Tensor]:
     """q S^-1 m_c - m_c S^-1 m_c / 2. Vectors are columns: of d numbers, or of N coefficients of the points."""
     shares = class_shares(value, mass)  # (..., C, N)
-    if isinstance(system, Dual):
+    if isinstance(system, ByPoints):
         means, solve, gram = shares.mT, system.solve_coef, system.inner.gram
     else:
         means, solve, gram = (shares @ key).mT, system.solve, None
@@ -219,10 +223,10 @@ def _linear_scores(
         back = solve(around)
         gain = 1.0 if system.rule.gain is None else system.rule.gain[..., None, None]
         eye = torch.eye(value.shape[-1], dtype=key.dtype, device=key.device)
-        core = _certified_core(eye - gain * inner(around, back), system.report)
+        core = _certified_core(eye - gain * inner(around, back), system.solution.report)
         w = w + gain * back @ (core @ inner(back, means))
     offset = inner(means, w).diagonal(0, -2, -1).unsqueeze(-2) / 2
-    if isinstance(system, Dual):
+    if isinstance(system, ByPoints):
         return lambda query: system.inner.cross(query) @ w - offset
     return lambda query: query @ w - offset
 
@@ -249,8 +253,8 @@ _TOTAL = (
 )
 
 
-def _require_full_rank(system: Primal | Dual) -> None:
-    if eager() and bool((system.report.route == PINV).any()):
+def _require_full_rank(system: ByFeatures | ByPoints) -> None:
+    if eager() and bool((system.solution.report.route == PINV).any()):
         raise ValueError(
             "the covariance of a class is singular (fewer points than features, or features that depend on each "
             "other); use alpha > 0 or shrinkage > 0, or lda, which pools the classes"

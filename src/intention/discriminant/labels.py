@@ -29,13 +29,9 @@ def labelled(key: Tensor, value: Tensor, weight: Tensor | None) -> tuple[Tensor,
                 f"labels (..., N) must be integers, got {value.dtype} {tuple(value.shape)}; use labels.long(), or "
                 "one-hot values (..., N, C)"
             )
-    checks.fitted_points(key, value)
-    checks.float64(key.device)
-    checks.leading(key=key.shape[:-2], value=value.shape[:-2])
+    checks.fitted_points(key, value, weight)
     if value.shape[-1] < 2:
         raise ValueError(f"a classifier needs at least 2 classes, got one-hot values {checks.shape(value)}")
-    if weight is not None:
-        checks.weight(weight, key.device, key.shape[-2])
     if eager():
         checks.one_hot(value)
         checks.require_values(weight, key.new_zeros(()), None)

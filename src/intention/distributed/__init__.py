@@ -20,7 +20,7 @@ from torch import Tensor
 from intention import _checks as checks
 from intention._call import counting
 from intention._call.arguments import check_call
-from intention._covariance import Covariance, alpha_of, gain_of, is_named
+from intention._covariance import Covariance, is_named, wide_alpha
 from intention.context import Context
 from intention.distributed.moments import Moments, joined, moments_of
 from intention.distributed.ranks import agree, member, place, sum_over_ranks
@@ -124,11 +124,8 @@ def fit(
     """
 
     def read() -> Local:
-        checks.fitted_points(key, value)
-        lead = checks.leading(key=key.shape[:-2], value=value.shape[:-2])
+        lead = checks.fitted_points(key, value, weight)
         _check(key, value, weight, covariance)
-        if weight is not None:
-            lead = checks.leading(call=lead, weight=weight.shape[:-1])
         return _local(*_counted(key, value, None, weight, covariance), _alpha(alpha, covariance, key, lead))
 
     return _fit(read, key, intercept, covariance, group, replicated_query)
@@ -207,12 +204,7 @@ def _alpha(alpha: Any, covariance: Covariance, key: Tensor, lead: tuple[int, ...
             f"alpha must be a number or a tensor, got {alpha!r}: leave-one-out needs the points, and each rank has "
             "only some; choose it by intention.fit on a sample"
         )
-    if not isinstance(alpha, Tensor):
-        return torch.tensor(alpha_of(alpha, covariance), dtype=torch.float64, device=key.device)
-    checks.alpha_tensor(alpha, key.device, lead)
-    alpha = alpha.to(key.device, torch.float64)
-    checks.require_values(None, alpha, gain_of(alpha, covariance))
-    return alpha
+    return wide_alpha(alpha, covariance, key.device, lead)
 
 
 def _local(key: Tensor, value: Tensor, weight: Tensor | None, alpha: Tensor) -> Local:

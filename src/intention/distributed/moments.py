@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from intention import _checks as checks
-from intention.context.sums import EPS, Stats
+from intention.context.sums import EPS, Sums
 
 CHUNK = 1 << 20  # numbers of keys or values that are made float64 at a time
 
@@ -91,7 +91,7 @@ def _added(rows: Iterable[list[Tensor]]) -> list[Tensor]:
     return functools.reduce(lambda x, y: [a + b for a, b in zip(x, y, strict=True)], rows)
 
 
-def joined(own: Moments, reduce: Callable[[Tensor], Tensor]) -> Stats:
+def joined(own: Moments, reduce: Callable[[Tensor], Tensor]) -> Sums:
     """The sums of all ranks around the mean of all points, from those of each around places of their own."""
     wide = own.total[..., None]
     total, sum_key, sum_value = _reduced(
@@ -104,7 +104,7 @@ def joined(own: Moments, reduce: Callable[[Tensor], Tensor]) -> Stats:
     # sum w (k - c - a)(k - c - a)' = T - s a' - a s' + n a a': s is about 0, so nothing cancels
     scatter = own.scatter - s * a.mT - a * s.mT + n * a * a.mT
     cross = own.cross - s * b - a * t + n * a * b
-    # as in Stats.merge: means far from 0 know their difference less well
+    # as in Sums.merge: means far from 0 know their difference less well
     moved = wide * a.squeeze(-1).abs() * (mean_key.abs() + own.place_key.abs())
     noise = EPS * (own.scatter.diagonal(0, -2, -1) + 4 * moved).detach()
     upper = torch.ones_like(scatter, dtype=torch.bool).triu()
@@ -112,7 +112,7 @@ def joined(own: Moments, reduce: Callable[[Tensor], Tensor]) -> Stats:
     half = half.new_zeros(scatter.shape).masked_scatter(upper, half)
     scatter = half + half.triu(1).mT
     noise = noise.detach() + EPS * scatter.detach().diagonal(0, -2, -1)
-    return Stats(total, mean_key, mean_value, scatter, cross, noise)
+    return Sums(total, mean_key, mean_value, scatter, cross, noise)
 
 
 def _reduced(reduce: Callable[[Tensor], Tensor], *tensors: Tensor) -> list[Tensor]:

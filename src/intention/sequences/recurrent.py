@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from intention._call.per_query import linear_causal
-from intention.solve.torch_state import no_autocast
+from intention.solve.operator import no_autocast
 
 CHUNK = 64  # tokens
 

@@ -22,7 +22,6 @@ from torch import Tensor
 
 from intention import _checks as checks
 from intention._call.arguments import full_precision
-from intention._call.layout import Inputs
 from intention._call.softmax import scored
 from intention._covariance import default_alpha, gain_of, largest_alpha
 from intention.context import storage
@@ -30,6 +29,7 @@ from intention.solve.causal.chunks import Tokens
 from intention.solve.causal.each_query import triangle
 from intention.solve.causal.sequence import causal
 from intention.solve.ladder import Report
+from intention.solve.problem import Problem
 from intention.solve.torch_state import compiling, gradient_free, look
 
 SUMS = torch.float64
@@ -308,7 +308,7 @@ def sigma_stream(
 
     def transformed(query: Tensor, key: Tensor, before: Any) -> tuple[Tensor, Any, bool]:
         moved, after, report = _run(query, key, None, None, None, scale, before)
-        told = Inputs(query, key, value, None, alpha, None)
+        told = Problem(query, key, value, None, state.alpha, None)
         moved, _, again = scored(moved[..., key.shape[-2] - m :, :], keys.to(moved.dtype), report, "auto", told)
         steep = not free and not compiling() and look(report.condition).amax().item() > SLOPES_RATIO
         return moved, after, again or steep

@@ -9,9 +9,10 @@ tangents. Double backward through torch.compile is a limit of torch.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,7 +28,28 @@ Grads = Sequence[Opt]
 _functorch: Any = getattr(torch._C, "_functorch")  # noqa: B009 - torch's stubs do not know it
 _utils: Any = getattr(getattr(torch, "_functorch", None), "utils", None)
 _unwrap_dead_wrappers: Callable[..., Any] | None = getattr(_utils, "unwrap_dead_wrappers", None)
+_transforms_active: Callable[[], bool] = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
 _library = Library("intention", "DEF")
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+_any_autocast: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
+
+
+def no_autocast(function: F) -> F:
+    """Run with autocast off: a Gram accumulated in half precision is wrong by a factor. Operators do so anyway."""
+
+    @functools.wraps(function)
+    def wrapped(*args: Any) -> Any:
+        if not _any_autocast():
+            return function(*args)
+        first = args[0]
+        while not isinstance(first, Tensor):  # gradients, of which some may be None
+            first = next(x for x in first if x is not None)
+        with torch.autocast(first.device.type, enabled=False):
+            return function(*args)
+
+    return wrapped  # type: ignore[return-value]
 
 
 class Saved(NamedTuple):
@@ -79,6 +101,9 @@ class Operator:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "count", len(self.tensors.split()))
+        for name in ("solve", "traced", "pull", "differentiable", "push"):
+            if (function := getattr(self, name)) is not None:
+                object.__setattr__(self, name, no_autocast(function))
         object.__setattr__(self, "function", _function(self))
         _register(self)
 
@@ -109,7 +134,7 @@ class Door(torch.autograd.Function):
 
     @classmethod
     def apply(cls, *args: Any) -> Any:
-        if torch_state.transformed() or _unwrap_dead_wrappers is None:
+        if _transforms_active() or _unwrap_dead_wrappers is None:
             _refuse_nested_forward(*args)
             return super().apply(*args)
         return super(torch.autograd.Function, cls).apply(*_unwrap_dead_wrappers(args))  # type: ignore[misc]

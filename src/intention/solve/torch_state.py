@@ -2,41 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-F = TypeVar("F", bound=Callable[..., Any])
-
 # Private to torch but used by autograd.Function itself; without it every call takes the slower, always right way.
 _transforms_active: Callable[[], bool] = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
-_any_autocast: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 _wrappers: Any = getattr(torch._C, "_functorch")  # noqa: B009 - torch's stubs do not know it
 _legacy_batched: Callable[[Tensor], bool] = getattr(_wrappers, "is_legacy_batchedtensor", lambda _: False)
-
-
-def no_autocast(function: F) -> F:
-    """Run with autocast off: a Gram accumulated in half precision is wrong by a factor.
-
-    The first argument, or its first entry, tells the device.
-    """
-
-    @functools.wraps(function)
-    def wrapped(first: Any, *args: Any) -> Any:
-        if not _any_autocast():
-            return function(first, *args)
-        device = (first if isinstance(first, Tensor) else first[0]).device.type
-        if torch.is_autocast_enabled(device):
-            with torch.autocast(device, enabled=False):
-                return function(first, *args)
-        return function(first, *args)
-
-    return wrapped  # type: ignore[return-value]
 
 
 def compiling() -> bool:

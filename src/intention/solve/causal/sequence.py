@@ -36,10 +36,11 @@ from intention.solve.ladder import (
     unpack,
     warn_inaccurate,
 )
+from intention.solve.native import causal as native
 from intention.solve.operator import Note, Operator, Saved
 from intention.solve.problem import Plan, Problem
 from intention.solve.ridge.ridge import ridge
-from intention.solve.torch_state import compiling, eager, gradient_free, no_autocast
+from intention.solve.torch_state import compiling, eager, gradient_free
 from intention.solve.transform.rows import Points
 from intention.solve.transform.transform import transform
 
@@ -65,11 +66,13 @@ def causal(tokens: Tokens, log_decay: Tensor | None = None) -> tuple[Tensor, Ten
         out, packed = CAUSAL(*nine, False)
         return out, packed
     if gradient_free(*nine):
-        (out, way, packed), seen = fits(*nine, False, False)
+        (out, way, packed), seen = CAUSAL.solve(*nine, False, False)
     else:
         note = Note()
         out, way, packed = CAUSAL.function.apply(*nine, False, note)
         seen = note.seen
+    if seen.report is None and not seen.far:
+        return out, packed
     return _completed(nine, out, way, packed, seen)
 
 
@@ -97,7 +100,6 @@ def _with_far(nine: Nine, out: Tensor, packed: Tensor, way: Tensor) -> tuple[Ten
     return torch.where(far.view(-1, 1, 1), again, out), torch.where(far.unsqueeze(-1), pack(report), packed)
 
 
-@no_autocast
 def fits(*args: Any) -> tuple[tuple[Tensor, Tensor, Tensor], Seen]:
     """(q_t W_t, or q_t A_t^-1 without values, or W_t g_t with g for the query; how it was solved; packed report).
 
@@ -141,7 +143,7 @@ def _in_chunks(tokens: Tokens, log_decay: Tensor | None, transposed: bool) -> tu
         checks.log_decay(log_decay)
         return *_with_decay(tokens, log_decay, transposed), False
     if not transposed:
-        return solve_causal(tokens)
+        return native.forward(*tokens) or solve_causal(tokens)
     _, packed, _ = solve_causal(tokens._replace(query=tokens.key, value=None, cross=None))
     return pull_causal(tokens.query, tokens._replace(query=tokens.key)).query, packed, False
 
@@ -236,7 +238,6 @@ def _query_by_query(nine: Nine) -> tuple[Tensor, Report]:
     return each_query(base, taken, True, solve)
 
 
-@no_autocast
 def _first(grads: Sequence[Tensor | None], saved: Saved, needs: Sequence[bool]) -> Nine:
     """The first derivatives. In a graph also of sequences that went query by query; elsewhere those have their own."""
     (grad,), nine, way, (transposed,) = grads, saved.tensors, saved.outputs[0], saved.options
@@ -251,13 +252,11 @@ def _first(grads: Sequence[Tensor | None], saved: Saved, needs: Sequence[bool]) 
     return tuple(None if x is None else next(found) for x in own)
 
 
-@no_autocast
 def _any_order(grads: Sequence[Tensor | None], saved: Saved, needs: Sequence[bool]) -> Nine:
     assert grads[0] is not None
     return _pull(grads[0], saved.tensors, saved.options[0], _again)
 
 
-@no_autocast
 def pull_first(grad: Tensor, nine: Nine, way: Tensor, transposed: bool, hidden: bool) -> Nine:
     """First-order gradients of all nine but for sequences that are FAR: those have 0. Looks at the host.
 
@@ -342,7 +341,6 @@ def _pull(grad: Tensor, nine: Nine, transposed: bool, call: Any) -> Nine:
     return tuple(None if x is None or y is None else y.to(x.dtype) for x, y in zip(nine, found, strict=True))
 
 
-@no_autocast
 def _push(tangents: Sequence[Tensor | None], saved: Saved) -> tuple[Tensor]:
     nine, (transposed,) = saved.tensors, saved.options
     assert nine[1] is not None

@@ -24,7 +24,6 @@ from intention.solve.causal.chunks import (
 )
 from intention.solve.ladder import FLOAT64, PRIMAL, Report, has_float64, pack
 from intention.solve.native import causal as native
-from intention.solve.torch_state import no_autocast
 
 # Tokens of a chunk. The first is short: with few tokens float64 is needed most often. The next ones are as long as all
 # before them, so that Sigma does not grow much within a chunk, up to LONGEST. Those of gradients stay short, because
@@ -50,14 +49,11 @@ class Span(NamedTuple):
     after: Sums
 
 
-@no_autocast
 def solve_causal(tokens: Tokens) -> tuple[Tensor, Tensor, bool]:
     """Answers (B, N, k), or (B, N, d) without values, a packed report, and whether it has been looked at and is good.
 
     The report tells per sequence the worst of its chunks.
     """
-    if (found := native.forward(*tokens)) is not None:
-        return found
     answered = tokens.query if tokens.value is None else tokens.value
     out = torch.empty_like(answered, memory_format=torch.contiguous_format)
     if not (out.shape[0] and out.shape[1]):
@@ -86,7 +82,6 @@ def _solve_group(tokens: Tokens, out: Tensor) -> Report:
     return Report(torch.full_like(ratio, route), ratio, error)
 
 
-@no_autocast
 def pull_causal(grad: Tensor, tokens: Tokens) -> Tokens:
     """The gradients of all tensors of `tokens`, in the precisions of the forward."""
     steep = tokens.value is None and _steep(tokens)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -25,6 +26,13 @@ LARGEST = 512
 def readable(x: Tensor, dtype: torch.dtype) -> bool:
     """Whether the memory can be read as it is: no subclass with its own storage, no pending negation."""
     return type(x) in _PLAIN_TYPES and x.dtype == dtype and x.is_cpu and not x.is_neg()
+
+
+def all_readable(tensors: Iterable[Tensor | None], dtype: torch.dtype, *others: Tensor | None) -> bool:
+    """Of one dtype; `others` have their own."""
+    return all(x is None or readable(x, dtype) for x in tensors) and all(
+        x is None or readable(x, x.dtype) for x in others
+    )
 
 
 def described(x: Tensor) -> tuple[Tensor, tuple[int, int, int, int]]:

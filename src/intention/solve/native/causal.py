@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from intention.solve.ladder import SEQUENCE_ERROR, SEQUENCE_RATIO
-from intention.solve.native.call import PLAIN, pointer, readable
+from intention.solve.native.call import PLAIN, all_readable, pointer, readable
 from intention.solve.native.library import kernel
 
 _BLOCK = struct.Struct("25q 2d 8q")
@@ -31,15 +31,17 @@ class Pulled(NamedTuple):
 
 def forward(*tokens: Tensor | None) -> tuple[Tensor, Tensor, bool] | None:
     """Answers, a packed report (B, 3), and whether all may stay as it is. None where the kernels do not apply."""
-    call = kernel("intention_causal_forward")
-    if call is None or (given := _given(tokens)) is None:
+    if (given := _given(tokens)) is None:
+        return None
+    numbers = given.numbers(None)
+    if (call := kernel("intention_causal_forward")) is None:
         return None
     query, _, value, *_ = tokens
     answered = query if value is None else value
     assert answered is not None
     out = answered.new_empty(answered.shape)
     report = answered.new_empty((answered.shape[0], 3))
-    block = *given.numbers(None), out.data_ptr(), report.data_ptr(), SEQUENCE_RATIO, SEQUENCE_ERROR, *(0,) * 8
+    block = *numbers, out.data_ptr(), report.data_ptr(), SEQUENCE_RATIO, SEQUENCE_ERROR, *(0,) * 8
     return out, report, call(_BLOCK.pack(*block)) == PLAIN
 
 
@@ -77,8 +79,8 @@ class Given(NamedTuple):
         query, key, value, weight, alpha, gain, gram, cross = self.tokens
         assert key is not None
         sizes = (*key.shape, 0 if value is None else value.shape[2])
-        strides = (number for x in (query, key, value, grad) for number in _described(x))
-        ends = map(pointer, (weight, alpha, gain, gram, cross))
+        strides = [number for x in (query, key, value, grad) for number in _described(x)]
+        ends = [0 if x is None else x.data_ptr() for x in (weight, alpha, gain, gram, cross)]
         return (key.dtype == torch.float64, torch.get_num_threads(), *sizes, *strides, *ends)
 
 
@@ -87,13 +89,13 @@ def _given(tokens: tuple[Tensor | None, ...]) -> Given | None:
     assert key is not None
     if key.dtype not in (torch.float32, torch.float64) or key.shape[2] > _LARGEST or not key.numel():
         return None
-    if not all(x is None or readable(x, key.dtype) for x in (query, key, value, weight, alpha, gain)):
+    if not all_readable((query, key, value, weight, alpha, gain), key.dtype, gram, cross):
         return None
-    if not all(x is None or readable(x, x.dtype) for x in (gram, cross)) or (value is not None and not value.shape[2]):
+    if value is not None and not value.shape[2]:
         return None
-    rows = (None if x is None else _rows(x) for x in (query, key, value))
-    flat = (None if x is None else x.contiguous() for x in (weight, alpha, gain))
-    sums = (None if x is None else x.double().contiguous() for x in (gram, cross))
+    sums = [None if x is None else x.double().contiguous() for x in (gram, cross)]
+    rows = [None if x is None else _rows(x) for x in (query, key, value)]
+    flat = [None if x is None else x.contiguous() for x in (weight, alpha, gain)]
     return Given((*rows, *flat, *sums))
 
 

@@ -28,7 +28,7 @@ from intention.solve.native import ridge as native
 from intention.solve.native.call import PLAIN, SOME_LEFT
 from intention.solve.problem import Fit, Grads, Needs, Plan, Problem, fit, pick, predict, refine
 from intention.solve.ridge.gradients import Mode, pullback
-from intention.solve.torch_state import no_autocast, sum_neighbours, unobserved
+from intention.solve.torch_state import sum_neighbours, unobserved
 
 METHODS = {"primal": "cholesky", "dual": "cholesky", "float64": "cholesky", "qr": "qr", "pinv": "pinv"}
 # alpha's gradient is made again in float64 where it is smaller than this times the root sum of squares of its terms
@@ -41,7 +41,6 @@ _NAMED_ROUTE = {"float64": FLOAT64, "qr": QR, "pinv": PINV}
 Solution = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
-@no_autocast
 def solve_batch(problem: Problem, plan: Plan, solver: str, keep: bool = True) -> tuple[Solution, bool]:
     """The one implementation: (out, coefficients, factor, packed report), and whether the plain factor served all.
 
@@ -94,7 +93,6 @@ def _named(problem: Problem, plan: Plan, solver: str) -> tuple[Tensor, Fit, Tens
     return out, fitted, pack(report)
 
 
-@no_autocast
 def backward_batch(
     grad: Tensor,
     problem: Problem,

@@ -17,7 +17,7 @@ from torch import Tensor
 from intention.solve.factor import LIMITS, wants_inverse
 from intention.solve.native.call import BACKWARD, FORWARD, LARGEST, PLAIN, SOME_LEFT, described, readable
 from intention.solve.native.library import kernel
-from intention.solve.operator import Door
+from intention.solve.operator import Door, no_autocast
 from intention.solve.problem import Grads, Needs, Plan, Problem
 from intention.solve.ridge.by_route import backward_batch
 from intention.solve.ridge.ridge import differentiable
@@ -135,10 +135,12 @@ def plain(
 
     A number alpha >= 0 is checked. Elements that need the SVD are few, and are solved again with all others.
     """
+    if torch.compiler.is_compiling() or torch._C._is_tracing():
+        return None
     if not (type(query) in _TYPES and type(key) in _TYPES and type(value) in _TYPES):
         return None
-    function, layout = kernel("intention_ridge_forward"), _looked_at(query, key, value, intercept)
-    if function is None or layout is None or transformed() or forward_mode():
+    layout = _looked_at(query, key, value, intercept)
+    if layout is None or (function := kernel("intention_ridge_forward")) is None or transformed() or forward_mode():
         return None
     keep = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
     told = _regulariser(alpha, convex, query.dtype, layout, keep)
@@ -230,6 +232,7 @@ def _pulled(
     return tuple(found)
 
 
+@no_autocast
 def _otherwise(
     grad: Tensor, query: Tensor, key: Tensor, value: Tensor, kept: Tensor, setting: Setting, needs: tuple[bool, ...]
 ) -> Grads:

@@ -18,7 +18,7 @@ from intention.solve.operator import Operator, Saved
 from intention.solve.problem import Grads, Invert, Needs, Plan, Problem
 from intention.solve.ridge.by_route import Solution, backward_batch, cast_grads, shaped_like, solve_batch
 from intention.solve.ridge.gradients import Mode, pullback, pushforward
-from intention.solve.torch_state import gradient_free, no_autocast
+from intention.solve.torch_state import gradient_free
 from intention.solve.transform.rows import Points
 from intention.solve.transform.transform import inverter, transform
 
@@ -165,7 +165,6 @@ def _differentiable_setting(
     return problem.expanded(), plan, {"auto": "auto", "qr": "qr", "pinv": "pinv"}.get(solver, "cholesky")
 
 
-@no_autocast
 def differentiable(grad: Tensor, problem: Problem, plain: bool, plan: Plan, solver: str, needs: Needs) -> Grads:
     """The pullback as a differentiable function of everything it is made of."""
     moving = problem.weight is not None and (needs.weight or problem.weight.requires_grad)
@@ -181,7 +180,6 @@ def differentiable(grad: Tensor, problem: Problem, plain: bool, plan: Plan, solv
     return cast_grads(grads, grad.dtype)
 
 
-@no_autocast
 def _push(tangents: Sequence[Tensor | None], saved: Saved) -> tuple[Tensor]:
     problem, plan, solver = Problem(*saved.tensors), Plan(*saved.options[:3]), saved.options[3]  # type: ignore[arg-type]
     still = [None if x is None else torch.zeros_like(x) for x in problem]

@@ -13,7 +13,7 @@ from intention.solve.ladder import FLOAT64, Report, has_float64, pack, unpack, w
 from intention.solve.native import sigma as native
 from intention.solve.operator import Note, Operator, Saved, define
 from intention.solve.problem import Needs, Problem
-from intention.solve.torch_state import compiling, eager, forward_mode, gradient_free, no_autocast, unobserved
+from intention.solve.torch_state import compiling, eager, forward_mode, gradient_free, unobserved
 from intention.solve.transform.rows import Points
 from intention.solve.transform.transform import transform
 
@@ -46,7 +46,6 @@ def sigma(problem: Problem) -> tuple[Tensor, Tensor] | None:
     return out, packed
 
 
-@no_autocast
 def _answer(
     query: Tensor, key: Tensor, value: Tensor, alpha: Tensor, gain: Tensor | None, keep: bool
 ) -> tuple[Solution, bool]:
@@ -98,7 +97,8 @@ def _differentiable(grads: Sequence[Tensor | None], saved: Saved, needs: Sequenc
 def _asked(saved: Saved, needs: Sequence[bool]) -> tuple[Problem, Needs]:
     query, key, value, alpha, gain = saved.tensors
     problem = Problem(query, key, value, None, alpha, gain)  # type: ignore[arg-type]
-    return problem, Needs(*needs[:3], False, *needs[3:])
+    d_query, d_key, d_value, d_alpha, d_gain = needs
+    return problem, Needs(d_query, d_key, d_value, False, d_alpha, d_gain)
 
 
 def _joined(kept: Tensor, parts: int) -> Tensor:
@@ -145,7 +145,6 @@ def _softmax(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return torch.bmm(torch.softmax(torch.bmm(query, key.mT), -1), value)
 
 
-@no_autocast
 def _written_out(grad: Tensor, problem: Problem, needs: Needs, packed: Tensor) -> tuple[Tensor | None, ...]:
     """The gradients by operations of which torch knows every derivative: its fused attention has but one."""
     again, once = torch.is_grad_enabled(), unobserved()

@@ -36,7 +36,6 @@ from intention.solve.ladder import (
 from intention.solve.native import rows as native
 from intention.solve.native.call import PLAIN, SOME_LEFT
 from intention.solve.problem import pick, relative_size
-from intention.solve.torch_state import no_autocast
 
 
 class Points(NamedTuple):
@@ -49,7 +48,6 @@ class Points(NamedTuple):
     gain: Tensor | None  # (B,)
 
 
-@no_autocast
 def transform_rows(
     rows: Tensor,
     key: Tensor,
@@ -80,8 +78,9 @@ def transform_rows(
     if times > 1:
         key = key.repeat_interleave(times, 0)
     if solver == "float64" and rows.dtype != torch.float64:
-        wide: Any = [pick(t, None, torch.float64) for t in (rows, key, weight, alpha, gain)]
-        (out, factor, report), plain = transform_rows(*wide, matrix, packed, solver, inverse, plain)
+        wide: Any = [*(pick(t, None, torch.float64) for t in (rows, key, weight, alpha, gain)), matrix, packed]
+        told: Any = (*wide, solver, inverse, plain)
+        (out, factor, report), plain = transform_rows(*told)
         return (out.to(rows.dtype), factor, report), plain
     x = key if weight is None else key * weight.sqrt().unsqueeze(-1)
     if solver in ("qr", "pinv"):

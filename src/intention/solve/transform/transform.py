@@ -18,7 +18,7 @@ from intention.solve.ladder import PINV, has_float64, served_all, unpack
 from intention.solve.native import rows as native
 from intention.solve.operator import Note, Operator, Saved
 from intention.solve.problem import Invert, Plan, Problem, pick
-from intention.solve.torch_state import eager, no_autocast, sum_neighbours, unobserved
+from intention.solve.torch_state import eager, sum_neighbours, unobserved
 from intention.solve.transform.rows import Points, transform_rows
 
 # The share of alpha's gradient up to which a rounding of what comes in is let be.
@@ -81,7 +81,6 @@ def _pull(grads: Sequence[Tensor | None], saved: Saved, needs: Sequence[bool]) -
     return y, key, weight, alpha, gain, None, None
 
 
-@no_autocast
 def _pulled(
     grad: Tensor, points: Points, out: Tensor, factor: Factored, solver: str, inverse: bool
 ) -> tuple[Tensor | None, ...]:
@@ -126,7 +125,6 @@ def _pulled(
     return y, sum_neighbours(key_grad, times), weight, alpha, gain
 
 
-@no_autocast
 def _sure_alpha(alpha: Tensor, grad: Tensor, y: Tensor, out: Tensor, points: Points) -> Tensor:
     """-<X, Y> again where it may be rounding: along what no key has, X is Q / alpha and Y the rounding of g / alpha.
 
@@ -174,7 +172,6 @@ def _times_sigma(rows: Tensor, points: Points, key: Tensor) -> Tensor:
     return product + points.alpha.view(-1, 1, 1) * rows
 
 
-@no_autocast
 def _push(tangents: Sequence[Tensor | None], saved: Saved) -> tuple[Tensor]:
     points, (out, matrix, packed) = Points(*saved.tensors[:5]), saved.outputs  # type: ignore[arg-type]
     rows_t, key_t, weight_t, alpha_t, gain_t = tangents[:5]
