@@ -113,6 +113,18 @@ def test_equalities_and_inequalities_together(shape, intercept, covariance):
         assert torch.allclose(got(key).mean(-2), value.mean(-2))
 
 
+def test_planes_that_sigma_makes_nearly_parallel_still_meet_exactly():
+    """Two lines in the plane meet in one point whatever Sigma is, though its geometry shrinks their angle a lot."""
+    gen = torch.Generator().manual_seed(0)
+    key, value = torch.randn(50, 9, 2, generator=gen, dtype=D), torch.randn(50, 9, 1, generator=gen, dtype=D)
+    key = key @ torch.tensor([[1.0, 1.0], [1e-3, -1e-3]], dtype=D)  # Sigma has a condition of about 1e6
+    first = torch.randn(50, 2, generator=gen, dtype=D)
+    c = torch.stack([first, first + 0.02 * first.flip(-1) * torch.tensor([1.0, -1.0])], -1)
+    bound = torch.randn(50, 2, 1, generator=gen, dtype=D)
+    got, want = intention.fit(key, value, alpha=0).constrain(c, bound, kind="eq").w, torch.linalg.solve(c.mT, bound)
+    assert ((key @ (got - want)).norm(dim=(1, 2)) / (key @ want).norm(dim=(1, 2))).max() < 1e-9
+
+
 @pytest.mark.parametrize("shape", [(7, 4), (4, 7)])
 def test_gradients_flow_through_the_active_set(shape):
     n, d = shape

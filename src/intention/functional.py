@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from intention import _checks as checks
-from intention._call import counting, own_sigma
+from intention._call import masks_and_weights as masks
+from intention._call import own_sigma
 from intention._call.arguments import (
     Prepared,
     alpha_of,
@@ -20,7 +21,6 @@ from intention._call.arguments import (
     drop_rows,
     flatten,
     full_precision,
-    is_dual,
     plain_problem,
     prepare,
     unflatten_report,
@@ -43,6 +43,7 @@ from intention._call.softmax import (
 from intention._covariance import Covariance, on_keys
 from intention.solve.ladder import ROUTES, TOLERATED, Report, unpack, warn_inaccurate
 from intention.solve.problem import Plan, Problem
+from intention.solve.ridge.by_route import is_dual
 from intention.solve.ridge.plain import plain
 from intention.solve.ridge.ridge import ridge
 from intention.solve.torch_state import compiling
@@ -82,14 +83,14 @@ def attention(
     mask = attn_mask
     if is_causal:
         key, value, mask, _ = visible(query.shape[-2], key, value, mask, None)
-    seen = counting.count(mask, None, is_causal, key.shape[-2], query.dtype).seen()
+    seen = masks.count(mask, None, is_causal, key.shape[-2], query.dtype).seen()
     if seen is not None and groups > 1 and seen.dim() > 1 and seen.shape[-2] == query.shape[-3]:
         seen = seen.unflatten(-2, (-1, groups)).any(-2)  # a key head serves all query heads of its group
     if is_causal and mask is not None:
-        triangle = counting.triangle(query.shape[-2], key.shape[-2], query.device)
+        triangle = masks.triangle(query.shape[-2], key.shape[-2], query.device)
         mask = mask & triangle if mask.dtype == torch.bool else torch.where(triangle, mask, -torch.inf)
         is_causal = False
-    key, value = counting.fill(key, seen), counting.fill(value, seen)
+    key, value = masks.fill(key, seen), masks.fill(value, seen)
     return softmax_attention(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa)
 
 

@@ -13,6 +13,9 @@ from intention.lab import cli, experiments
 TOYS = {"toy": "lab.toy_experiment", "timing": "lab.toy_timing"}
 SEARCHED = filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")])
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(SEARCHED), "COLUMNS": "100"}
+# Seconds until a process counts as hanging, below the limit of a whole test: importing torch can take a minute on a
+# machine that is busy with other things.
+PATIENCE = 240
 
 
 def install(setattr_=setattr):
@@ -27,7 +30,7 @@ def start(*words, **options):
     return subprocess.Popen(command, env=ENVIRONMENT, **pipes, **options)
 
 
-def wait_for(condition, seconds=60):
+def wait_for(condition, seconds=PATIENCE):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "waited too long"

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from intention import _checks as checks
-from intention._call import counting
-from intention._call.counting import Counted
+from intention._call import masks_and_weights as masks
+from intention._call.masks_and_weights import Counted
 from intention._covariance import Covariance, alpha_of, gain_of, on_keys
 from intention.solve.ladder import Report, unpack
 from intention.solve.problem import Problem
@@ -139,7 +139,7 @@ def prepare(
         else:
             checks.grouped_weight(weight, lead, groups)
     if mask is not None:
-        mask = counting.with_own_rows(mask)
+        mask = masks.with_own_rows(mask)
     if is_causal:
         key, value, mask, weight = visible(query.shape[-2], key, value, mask, weight)
     heads, shared = (query.shape[-3], key.shape[-3]) if groups > 1 else (1, 1)
@@ -154,13 +154,13 @@ def prepare(
     own_sigma = not on_keys(covariance)
     inputs = Problem(split(query, 2), split(key, 2), split(value, 2), None, *_regulariser(alpha, covariance, key))
     mask, weight = None if mask is None else split(mask, 2), None if weight is None else split(weight, 1)
-    counted = counting.count(mask, weight, is_causal, key.shape[-2], working)
+    counted = masks.count(mask, weight, is_causal, key.shape[-2], working)
     if dropout_p:
         lead = context_lead(inputs.with_weight(counted.in_sigma()))
-        dropped = counting.drop_points(counted.weight, lead, inputs.key, dropout_p)
+        dropped = masks.drop_points(counted.weight, lead, inputs.key, dropout_p)
         counted = Counted(counted.keep, dropped, counted.log, counted.per_query)
     seen = counted.seen()
-    filled = inputs.with_points(counting.fill(inputs.key, seen), counting.fill(inputs.value, seen))
+    filled = inputs.with_points(masks.fill(inputs.key, seen), masks.fill(inputs.value, seen))
     empty = 0 in query.shape or 0 in key.shape or 0 in value.shape
     return Prepared(filled.with_weight(counted.in_sigma()), counted, groups > 1, dtype, empty, own_sigma)
 
@@ -170,7 +170,7 @@ def drop_rows(inputs: Problem, p: float) -> Problem:
 
     For fits that are made of these two alone; a mean over points must know the weights.
     """
-    kept = counting.drop_points(None, context_lead(inputs), inputs.key, p).sqrt().unsqueeze(-1)
+    kept = masks.drop_points(None, context_lead(inputs), inputs.key, p).sqrt().unsqueeze(-1)
     return inputs.with_points(inputs.key * kept, inputs.value * kept)
 
 
@@ -203,12 +203,6 @@ def _regulariser(alpha: float | Tensor | None, covariance: Covariance, like: Ten
         wide = like.dtype if like.device.type == "mps" else torch.float64  # a number keeps its digits until it is used
         alpha = torch.tensor(alpha_of(alpha, covariance), dtype=wide, device=like.device)
     return alpha, 1 - alpha if covariance == "convex" else None
-
-
-def is_dual(solver: str, key: Tensor) -> bool:
-    if solver in ("primal", "dual"):
-        return solver == "dual"
-    return key.shape[-2] < key.shape[-1]
 
 
 def weigh_mask(inputs: Problem, keep: Tensor) -> Problem:

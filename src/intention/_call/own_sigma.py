@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from intention import _checks as checks
-from intention._call.arguments import context_lead, is_dual
+from intention._call.arguments import context_lead
 from intention._covariance import Covariance, Rule, deviations, dual_serves, is_named, matrix_of, within_scatter
 from intention.context.by_features import ByFeatures
 from intention.context.by_points import ByPoints, Inner
@@ -13,6 +13,7 @@ from intention.context.sums import Sums
 from intention.solve.centring import centred
 from intention.solve.ladder import Report
 from intention.solve.problem import Problem
+from intention.solve.ridge.by_route import is_dual
 from intention.solve.ridge.ridge import LARGE
 from intention.solve.torch_state import eager, gradient_free
 from intention.solve.transform.rows import Points

@@ -9,7 +9,7 @@ import torch.nn.functional as TF
 from torch import Tensor
 
 from intention import _checks as checks
-from intention._call import counting
+from intention._call import masks_and_weights as masks
 from intention._call.arguments import context_lead, flatten
 from intention.solve.causal.chunks import Tokens
 from intention.solve.causal.each_query import CHUNK, Solve, each_query, starts, triangle
@@ -36,7 +36,7 @@ def per_query(inputs: Problem, mask: Tensor | None, solve: Solve) -> tuple[Tenso
     def taken(start: int, rows: int, seen: int) -> Tensor:
         if mask is None:
             return triangle(rows, seen, base.key.device, start).to(base.key.dtype).expand(batch, rows, seen)
-        return counting.as_weight(mask.narrow(-2, start, rows), base.key.dtype).reshape(batch, rows, n)
+        return masks.as_weight(mask.narrow(-2, start, rows), base.key.dtype).reshape(batch, rows, n)
 
     out, report = each_query(base, taken, mask is None, solve)
     lead = restore(base.query).shape[:-2]
@@ -85,6 +85,6 @@ def linear_per_query(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) ->
     for start in starts(m, step):
         size = min(step, m - start)
         rows = query.narrow(-2, start, size)
-        counts = counting.as_weight(mask.narrow(-2, start, size), query.dtype)
+        counts = masks.as_weight(mask.narrow(-2, start, size), query.dtype)
         outs.append(((rows @ key.mT) * counts) @ value)
     return torch.cat(outs, -2) if outs else query @ (key.mT @ value)

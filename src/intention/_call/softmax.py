@@ -9,11 +9,12 @@ import torch.nn.functional as TF
 from torch import Tensor
 
 from intention import _checks as checks
-from intention._call import counting
-from intention._call.arguments import flatten, is_dual, unflatten_report
-from intention._call.counting import Counted
+from intention._call import masks_and_weights as masks
+from intention._call.arguments import flatten, unflatten_report
+from intention._call.masks_and_weights import Counted
 from intention.solve.ladder import DUAL, FLOAT64, PINV, PRIMAL, TOLERATED, Report, has_float64, warn_inaccurate
 from intention.solve.problem import Problem
+from intention.solve.ridge.by_route import is_dual
 from intention.solve.torch_state import compiling, gradient_free, look
 from intention.solve.transform.fused import SMALL_ROUNDING, rounding, sigma, watched
 from intention.solve.transform.rows import Points
@@ -99,7 +100,7 @@ def centred_key(inputs: Problem, keep: Tensor | None) -> Tensor:
     share = (weight / torch.where(total > 0, total, 1.0)).unsqueeze(-2)
     for _ in range(2):  # the second pass removes the rounding of the first mean
         key = key - share @ key
-    return counting.fill(key, keep)
+    return masks.fill(key, keep)
 
 
 def scored(moved: Tensor, key: Tensor, report: Report, solver: str, inputs: Problem) -> tuple[Tensor, Report, bool]:
@@ -170,13 +171,13 @@ def counted_softmax(
     """Softmax attention (scale 1) in which points count as `counted` says."""
     m, n, place = query.shape[-2], key.shape[-2], query.device
     if counted.weight is not None and not gradient_free(counted.weight):
-        mask, is_causal = counting.score_mask(
+        mask, is_causal = masks.score_mask(
             Counted(counted.keep, None, counted.log, counted.per_query), is_causal, m, n, place
         )
         if is_causal:
-            mask = counting.triangle(m, n, place)
+            mask = masks.triangle(m, n, place)
         return _weighted_softmax(query, key, value, counted.weight, mask, dropout_p)
-    mask, is_causal = counting.score_mask(counted, is_causal, m, n, place)
+    mask, is_causal = masks.score_mask(counted, is_causal, m, n, place)
     return softmax_attention(query, key, value, mask, dropout_p, is_causal, 1.0, False)
 
 

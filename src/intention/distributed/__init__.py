@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from intention import _checks as checks
-from intention._call import counting
+from intention._call import masks_and_weights as masks
 from intention._call.arguments import check_call
 from intention._covariance import Covariance, is_named, wide_alpha
 from intention.context import Context
@@ -190,17 +190,17 @@ def _counted(
     key: Tensor, value: Tensor, mask: Tensor | None, weight: Tensor | None, covariance: Covariance
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Points and weights, with the mask among the weights; what is masked may hold anything."""
-    if mask is not None and not counting.same_for_all_queries(mask):
+    if mask is not None and not masks.same_for_all_queries(mask):
         raise ValueError(
             f"attn_mask must be equal for all queries, (..., 1, N) or of stride 0, got {tuple(mask.shape)}: a fit per "
             "query is no sum over ranks; gather the points and use functional.intention"
         )
-    counted = counting.count(mask, weight, False, key.shape[-2], torch.float64)
+    counted = masks.count(mask, weight, False, key.shape[-2], torch.float64)
     keep, weight = counted.keep, counted.total(torch.float64)
     if covariance == "within":
         checks.one_hot(value, keep)
     checks.require_values(weight, key.new_zeros(()), None)
-    return counting.fill(key, keep), counting.fill(value, keep), weight
+    return masks.fill(key, keep), masks.fill(value, keep), weight
 
 
 def _alpha(alpha: float | Tensor | None, covariance: Covariance, key: Tensor, lead: tuple[int, ...]) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from intention import _checks as checks
 from intention import functional as F
-from intention._call import counting
+from intention._call import masks_and_weights as masks
 from intention._covariance import largest_alpha
 from intention.nn.scaling import scale_queries
 
@@ -116,8 +116,8 @@ def _forward(
     alpha = _per_head(alpha, query.device, working)
     if scale == "auto":
         name = "variance" if call is F.sigma_intention else "output"
-        counted = counting.count(mask, None, is_causal, key.shape[2], working)
-        seen = counting.number_seen(counted, is_causal, query.shape[2], key.shape[2], query.device)
+        counted = masks.count(mask, None, is_causal, key.shape[2], working)
+        seen = masks.number_seen(counted, is_causal, query.shape[2], key.shape[2], query.device)
         query, scale = scale_queries(query.to(working), name, seen, alpha, covariance), None
     elif scale == "attention":
         scale = alpha * (query.shape[-1] ** -0.5 if scaling is None else scaling)
@@ -157,7 +157,7 @@ def _visible(
     if queries == keys:
         return None, True
     # queries behind a cache are the last ones; functional's is_causal takes them for the first
-    return counting.triangle(queries, keys, device, keys - queries), False
+    return masks.triangle(queries, keys, device, keys - queries), False
 
 
 def _log_weights(mask: Tensor) -> Tensor:
@@ -223,7 +223,7 @@ def _mask(
     )
     if seen is None and (q_length == 1 or allow_is_bidirectional_skip):  # everything is seen
         return None
-    shown = counting.triangle(q_length, kv_length, kwargs.get("device", "cpu")) if seen is None else seen
+    shown = masks.triangle(q_length, kv_length, kwargs.get("device", "cpu")) if seen is None else seen
     shown = shown.expand(batch_size, 1, *shown.shape[-2:])
     out = torch.zeros(shown.shape, dtype=dtype, device=shown.device).masked_fill(~shown, torch.finfo(dtype).min)
     is_causal = seen is None

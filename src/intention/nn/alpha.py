@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from intention import _checks as checks
-from intention._call import counting
-from intention._call.counting import Counted
+from intention._call import masks_and_weights as masks
+from intention._call.masks_and_weights import Counted
 from intention._covariance import Covariance, default_alpha, gain_of, largest_alpha
 from intention.nn.embed import mlp
 from intention.nn.scaling import Scale
@@ -212,7 +212,7 @@ def alpha_of_call(
             "an alpha computed from the context sees all points, and here queries see different ones; use a fixed or a "
             "LearnableAlpha, or a mask that is equal for all queries"
         )
-    return alpha(counting.fill(key, counted.keep), counting.fill(value, counted.keep), counted.total(key.dtype))
+    return alpha(masks.fill(key, counted.keep), masks.fill(value, counted.keep), counted.total(key.dtype))
 
 
 def _theta(start: float | Tensor | None, covariance: Covariance) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from intention._call import counting
+from intention._call import masks_and_weights as masks
 from intention._covariance import Covariance
 from intention.functional import intention
 from intention.nn.alpha import Alpha, alpha_of_call
@@ -38,10 +38,10 @@ def solve(
     dtype = query.dtype
     if not key.dtype == value.dtype == dtype:
         dtype = torch.promote_types(torch.promote_types(dtype, key.dtype), value.dtype)
-    counted = counting.count(attn_mask, options.get("weight"), is_causal, n, key.dtype)
+    counted = masks.count(attn_mask, options.get("weight"), is_causal, n, key.dtype)
     alpha = alpha_of_call(alpha, covariance, key, value if read is None else read, counted, is_causal)
     if isinstance(scale, str):
-        seen = counting.number_seen(counted, is_causal, m, n, query.device)
+        seen = masks.number_seen(counted, is_causal, m, n, query.device)
         if call is intention and not options.get("intercept"):  # queries that are rounded far from 0 move the answer
             after, scale = factor_of(query, scale, seen, alpha, covariance), None
             query = query if query.dtype == torch.float64 else query.float()
@@ -68,7 +68,7 @@ def unit_vectors(key: Tensor, origin: bool = False) -> Tensor:
 
 def shared_mask(attn_mask: Tensor | None, is_causal: bool) -> Tensor | None:
     """(..., 1, N): one w serves all queries only if they see the same points."""
-    if is_causal or (attn_mask is not None and not counting.same_for_all_queries(attn_mask)):
+    if is_causal or (attn_mask is not None and not masks.same_for_all_queries(attn_mask)):
         got = "is_causal=True" if is_causal or attn_mask is None else f"a mask {tuple(attn_mask.shape)}"
         raise ValueError(
             f"w, a kernel or constraints need one fit for all queries, got {got}; use a mask (..., 1, N), or a head "

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from intention import _checks as checks
 from intention import functional as F
-from intention._call import counting
+from intention._call import masks_and_weights as masks
 from intention._covariance import Covariance, is_named
 from intention.constraints import LinearConstraint
 from intention.context import Context
@@ -172,14 +172,14 @@ class NeuralProcess(Head):
     ) -> Tensor:
         """query (..., M, d), key (..., N, d), value (..., N, k) -> (..., M, k); attn_mask broadcasts to (..., M, N)."""
         query, key, value = self.embed(query, key, value)
-        counted = counting.count(attn_mask, None, is_causal, key.shape[-2], key.dtype)
+        counted = masks.count(attn_mask, None, is_causal, key.shape[-2], key.dtype)
         seen = counted.seen()
-        pairs = self.embed_pair(torch.cat([counting.fill(key, seen), counting.fill(value, seen)], -1))  # (..., N, p)
+        pairs = self.embed_pair(torch.cat([masks.fill(key, seen), masks.fill(value, seen)], -1))  # (..., N, p)
         weight = counted.total(pairs.dtype)  # (..., N)
         weight = None if weight is None else weight.unsqueeze(-2)
-        own = counting.triangle(query.shape[-2], key.shape[-2], key.device) if is_causal else counted.per_query
+        own = masks.triangle(query.shape[-2], key.shape[-2], key.device) if is_causal else counted.per_query
         if own is not None:
-            taken = counting.as_weight(own, pairs.dtype)
+            taken = masks.as_weight(own, pairs.dtype)
             weight = taken if weight is None else taken * weight  # (..., M, N)
         context = self.embed_context(mean_of_points(pairs, weight))  # (..., M or 1, c)
         lead = torch.broadcast_shapes(query.shape[:-1], context.shape[:-1])
@@ -325,11 +325,11 @@ class Intention(Head, HoldsAlpha):
         return self._fit(self.embed_key(key), self.embed_value(value), shared_mask(attn_mask, False), weight)
 
     def _fit(self, key: Tensor, value: Tensor, attn_mask: Tensor | None, weight: Tensor | None) -> Context:
-        counted = counting.count(attn_mask, weight, False, key.shape[-2], key.dtype)
+        counted = masks.count(attn_mask, weight, False, key.shape[-2], key.dtype)
         alpha = alpha_of_call(self.alpha, self.covariance, key, value, counted, False)
-        key, value = counting.fill(key, counted.keep), counting.fill(value, counted.keep)
+        key, value = masks.fill(key, counted.keep), masks.fill(value, counted.keep)
         wide = torch.promote_types(key.dtype, torch.float32)  # weights keep their precision, as in `functional`
-        mass = counting.count(attn_mask, weight, False, key.shape[-2], wide).total(wide)
+        mass = masks.count(attn_mask, weight, False, key.shape[-2], wide).total(wide)
         context = fit(key, value, alpha, mass, self.intercept, self.covariance, self.kernel)
         for constraint in self.constraints:
             context = constraint(context)
@@ -376,9 +376,9 @@ class Intention(Head, HoldsAlpha):
         wide = torch.promote_types(dtype, torch.float32)
         if is_named(self.covariance) and has_float64(key.device):
             wide = torch.float64  # keys around their mean, rounded, have lost their narrow directions
-        counted = counting.count(attn_mask, options["weight"], False, key.shape[-2], wide)
+        counted = masks.count(attn_mask, options["weight"], False, key.shape[-2], wide)
         alpha = alpha_of_call(self.alpha, self.covariance, key, value, counted, False)
-        key, value = (counting.fill(x.to(wide), counted.keep) for x in (key, value))
+        key, value = (masks.fill(x.to(wide), counted.keep) for x in (key, value))
         weight = counted.total(wide)
         share = None if weight is None else weight.unsqueeze(-2)
         mean, level = mean_of_points(key, share), mean_of_points(value, share)

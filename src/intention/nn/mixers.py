@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from intention import _checks as checks
 from intention import functional as F
-from intention._call import counting
+from intention._call import masks_and_weights as masks
 from intention.nn.embed import mlp
 from intention.nn.heads import NeuralProcess
 from intention.nn.multihead import Heads, Multihead, MultiheadIntention, Projected
@@ -55,7 +55,7 @@ class MultiheadAttention(Scaled):
         query, key, value = heads
         if memory is not None:
             key, value = (torch.cat([old, new], -2) for old, new in zip(memory, (key, value), strict=True))
-        shown = None if seen == 0 else counting.triangle(query.shape[-2], key.shape[-2], key.device, seen)
+        shown = None if seen == 0 else masks.triangle(query.shape[-2], key.shape[-2], key.device, seen)
         return F.attention(query, key, value, shown, is_causal=seen == 0, scale=self.scale), (key, value)
 
 
@@ -70,8 +70,8 @@ class MultiheadLinearAttention(Scaled):
     def mix(self, heads: Heads) -> Tensor:
         if self.scale is None:  # entries of Q K' have variance d, and N of them are summed
             query, key = heads.query, heads.key
-            counted = counting.count(heads.mask, None, heads.is_causal, key.shape[-2], key.dtype)
-            seen = counting.number_seen(counted, heads.is_causal, query.shape[-2], key.shape[-2], query.device)
+            counted = masks.count(heads.mask, None, heads.is_causal, key.shape[-2], key.dtype)
+            seen = masks.number_seen(counted, heads.is_causal, query.shape[-2], key.shape[-2], query.device)
             n = number(seen, query)
             n = n.clamp_min(1) if isinstance(n, Tensor) else max(n, 1)
             query = (query * (self.head_dim * n) ** -0.5).to(query.dtype)

@@ -10,7 +10,7 @@ import torch.nn.functional as TF
 from torch import Tensor, nn
 
 from intention import functional as F
-from intention._call import counting
+from intention._call import masks_and_weights as masks
 from intention._covariance import Covariance, default_alpha, on_keys
 from intention.nn import checks
 from intention.nn.alpha import Alpha, HoldsAlpha, LearnableAlpha, alpha_repr, hold_alpha
@@ -148,8 +148,8 @@ class Multihead(nn.MultiheadAttention):
         """Values that are unit vectors show the map itself."""
         value, n = heads.value, heads.key.shape[-2]
         eye = torch.eye(n, dtype=value.dtype, device=value.device).expand(*heads.key.shape[:-1], n)
-        seen = counting.count(heads.mask, None, False, n, value.dtype).seen()
-        value = counting.fill(value, seen)  # others hold anything
+        seen = masks.count(heads.mask, None, False, n, value.dtype).seen()
+        value = masks.fill(value, seen)  # others hold anything
         weights = self.mix(Heads(heads.query, heads.key, eye, heads.mask, heads.dropout_p, heads.is_causal, value))
         return weights @ value, weights
 
@@ -190,7 +190,7 @@ class Multihead(nn.MultiheadAttention):
     def _mask(self, query: Tensor, attn_mask: Tensor | None, padding: Tensor | None) -> Tensor | None:
         """One mask (batch or 1, heads or 1, L or 1, S) as `functional` reads it."""
         if attn_mask is not None:
-            if counting.same_for_all_queries(attn_mask):  # known by its stride, which the next lines lose
+            if masks.same_for_all_queries(attn_mask):  # known by its stride, which the next lines lose
                 attn_mask = attn_mask[..., :1, :]
             attn_mask = _taken(attn_mask, query.dtype)
             attn_mask = attn_mask.unflatten(0, (-1, self.num_heads)) if attn_mask.dim() == 3 else attn_mask[None, None]

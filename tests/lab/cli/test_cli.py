@@ -24,7 +24,7 @@ from intention.lab.experiments.base import Measure
 from intention.lab.run import cluster, runner, search, sweep
 from intention.lab.run.runner import Task
 from lab import toy_cli, toy_experiment
-from lab.toy_cli import ENVIRONMENT, lines, start, wait_for
+from lab.toy_cli import ENVIRONMENT, PATIENCE, lines, start, wait_for
 
 pytestmark = pytest.mark.usefixtures("toys")
 
@@ -187,7 +187,7 @@ def test_ctrl_c_saves_says_how_to_go_on_and_going_on_gives_the_same(call, tmp_pa
     process = start(*args, "--log", tmp_path, cwd=tmp_path)
     wait_for(lambda: len(lines(tmp_path / "stepped")) > 3)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130, out + err
     assert "Traceback" not in err
     again = shlex.split(err.rpartition("to go on: ")[2])
@@ -249,7 +249,7 @@ def test_a_full_disk_loses_no_row(call, tmp_path):
     """The third run's rows do not fit; the first two stay, whole."""
     args = ("run", "toy", "--numbers", 20000, "--no-tensorboard", "--out", "here", "--log", tmp_path)
     done = start("--largest-file", 300_000, *args, cwd=tmp_path)
-    _, err = done.communicate(timeout=60)
+    _, err = done.communicate(timeout=PATIENCE)
     assert done.returncode == 1
     assert err.startswith("error: cannot write")
     assert "File too large" in err
@@ -381,7 +381,7 @@ def test_a_row_with_a_field_of_another_kind_is_reported(call, field, value):
 
 
 def test_a_line_that_nests_too_deep_is_reported(call):
-    call("run", "toy", "--no-tensorboard", "--out", "here", "--seeds", 1)
+    assert call("run", "toy", "--no-tensorboard", "--out", "here", "--seeds", 1)[0] == 0
     with Path("here/toy.jsonl").open("a") as file:
         file.write("[" * 100_000 + "\n")
     assert "line 3 is not a row" in call("report", "here")[2]

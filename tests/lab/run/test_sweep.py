@@ -17,7 +17,7 @@ from intention.lab.core.results import read, select
 from intention.lab.run import cluster, progress, sweep
 from intention.lab.run.progress import Display, Tally, duration
 from lab import toy_experiment, toy_timing
-from lab.toy_cli import ENVIRONMENT, lines, start, wait_for
+from lab.toy_cli import ENVIRONMENT, PATIENCE, lines, start, wait_for
 
 pytestmark = pytest.mark.usefixtures("toys")
 
@@ -72,7 +72,7 @@ def test_ctrl_c_in_a_sweep_saves_and_the_same_command_goes_on(call, tmp_path):
     process = start(*args, "--log", tmp_path, cwd=tmp_path)
     wait_for(lambda: {"line0", "line1"} <= set(lines(tmp_path / "stepped")))
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130, out + err
     assert "Traceback" not in err
     assert f"to go on: intention {' '.join(args)}" in err
@@ -90,7 +90,7 @@ def test_when_the_parent_is_killed_its_workers_save_and_end(tmp_path):
     process = start(*args, "--log", tmp_path, cwd=tmp_path)
     wait_for(lambda: {"line0", "line1"} <= set(lines(tmp_path / "stepped")))
     process.kill()
-    process.communicate(timeout=60)  # the workers hold its pipes: it returns when they have ended
+    process.communicate(timeout=PATIENCE)  # the workers hold its pipes: it returns when they have ended
     assert len(list(Path("here/runs/toy").glob("*/checkpoint.safetensors"))) == 2
     assert len(lines(tmp_path / "stepped")) < 2000
 

@@ -7,6 +7,7 @@ import scipy.optimize
 import torch
 
 from intention.solve.constraints.active_set import active_set
+from intention.solve.constraints.constrained import on_planes
 
 KINDS = ("ge", "eq", "mixed")
 
@@ -82,7 +83,7 @@ def by_least_distance(sigma, star, c_matrix, c, equal):
 
 
 def dual(problems):
-    """Stacked D, gap and equalities, and Sigma^-1 C to come back from the multipliers."""
+    """Stacked D, gap and equalities, and Sigma^-1 C to come back to w."""
     sigma, star, c_matrix, c, equal = (torch.tensor(np.stack(x)) for x in zip(*problems, strict=True))
     lower = torch.linalg.cholesky(sigma)
     y = torch.linalg.solve_triangular(lower, c_matrix, upper=False)
@@ -91,10 +92,15 @@ def dual(problems):
 
 
 def solutions(problems, **options):
+    """The active sets with the multipliers of their planes, and w. Those found must be what D and gap ask for."""
     d, gap, equal, back = dual(problems)
     found = active_set(d, gap, equal, **options)
-    star = torch.tensor(np.stack([x[1] for x in problems]))
-    return found, (star + (back @ found.multiplier.unsqueeze(-1)).squeeze(-1)).numpy()
+    mu = found.multiplier.unsqueeze(-1)
+    off = (d @ mu).squeeze(-1) - gap
+    assert (off.abs() <= 1e-9 * ((d.abs() @ mu.abs()).squeeze(-1) + gap.abs()))[found.active].all()
+    _, star, c_matrix, c, _ = (torch.tensor(np.stack(x)) for x in zip(*problems, strict=True))
+    w, mu = on_planes(star.unsqueeze(-1), c_matrix, back, c.unsqueeze(-1), found.active.unsqueeze(-2))
+    return found._replace(multiplier=mu.squeeze(-2)), w.squeeze(-1).numpy()
 
 
 def kkt_error(one, active, mu, w):

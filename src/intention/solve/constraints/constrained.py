@@ -68,34 +68,46 @@ def constrained(w: Tensor, solve: Callable[[Tensor], Tensor], constraints: tuple
     """The constrained w (..., d, k) from the free one and `solve(b)` = Sigma^-1 b. Infeasible: ValueError."""
     normal, bound, equal = _stacked(constraints)
     moved = solve(normal)  # Z C (..., d, p)
-    system = normal.mT @ moved  # (..., p, p)
-    gap = (bound - normal.mT @ w).mT  # (..., k, p): a problem per column
-    absent = (bound == -torch.inf).mT
-    gap = torch.where(absent, -1.0, gap)
-    size = system.detach().diagonal(0, -2, -1).clamp_min(0).sqrt()
+    size = (normal * moved).detach().sum(-2).clamp_min(0).sqrt()  # the length of a row in the geometry of Sigma
     unit = torch.where(size > 0, 1 / torch.where(size > 0, size, 1.0), 1.0)
-    terms = (bound.abs() + normal.abs().mT @ w.abs()).mT.detach() * unit.unsqueeze(-2)  # what gap is a difference of
-    terms = torch.where(absent, 1.0, terms)
-    system, gap = system * unit.unsqueeze(-1) * unit.unsqueeze(-2), gap * unit.unsqueeze(-2)
-    lead = torch.broadcast_shapes(system.shape[:-2], gap.shape[:-2])
-    k, p = gap.shape[-2:]
-    wide = system.unsqueeze(-3).expand(*lead, k, p, p)
-    wide = torch.where(absent.unsqueeze(-1) | absent.unsqueeze(-2), 0.0, wide)  # a row of zeros asks for nothing
-    gap, terms = gap.expand(*lead, k, p), terms.expand(*lead, k, p)
-    flat = wide.detach().reshape(-1, p, p), gap.detach().reshape(-1, p), equal, terms.reshape(-1, p)
-    found = active_set(*flat)
+    normal, moved, bound = normal * unit.unsqueeze(-2), moved * unit.unsqueeze(-2), bound * unit.unsqueeze(-1)
+    gap = (bound - normal.mT @ w).detach().mT  # (..., k, p): a problem per column
+    terms = (bound.abs() + normal.abs().mT @ w.abs()).detach().mT  # what gap is a difference of
+    absent = (bound == -torch.inf).mT
+    gap, terms = torch.where(absent, -1.0, gap), torch.where(absent, 1.0, terms)
+    system = (normal.mT @ moved).detach().unsqueeze(-3)
+    system = torch.where(absent.unsqueeze(-1) | absent.unsqueeze(-2), 0.0, system)  # a row of zeros asks for nothing
+    lead = torch.broadcast_shapes(system.shape[:-2], gap.shape[:-1])
+    p = gap.shape[-1]
+    gap, terms = gap.expand(*lead, p), terms.expand(*lead, p)
+    found = active_set(system.expand(*lead, p, p).reshape(-1, p, p), gap.reshape(-1, p), equal, terms.reshape(-1, p))
     _require_solution(found.feasible, found.converged)
-    active = found.active.reshape(*lead, k, p)
-    eye = torch.eye(p, dtype=w.dtype, device=w.device)
-    both = active.unsqueeze(-1) & active.unsqueeze(-2)
-    inner, _, _ = inverse(torch.where(both, wide, eye), w.new_zeros(()))
-    multiplier = (inner @ torch.where(active, gap, 0.0).unsqueeze(-1)).squeeze(-1)  # (..., k, p)
-    lost = torch.isnan(found.multiplier).any(-1).reshape(*lead, k, 1)  # of keys, values or C that are not finite
-    multiplier = torch.where(lost, torch.nan, multiplier)
-    out = w + moved @ (multiplier * unit.unsqueeze(-2)).mT
-    off = torch.where(active, ((normal.mT @ out).mT - bound.mT) * unit.unsqueeze(-2), 0.0)
+    active = found.active.reshape(*lead, p)
+    out, _ = on_planes(w, normal, moved, bound, active)
+    lost = torch.isnan(found.multiplier).any(-1).reshape(*lead, 1)  # of keys, values or C that are not finite
+    out = out * torch.where(lost, torch.nan, 1.0).mT
+    off = torch.where(active, (normal.mT @ out - bound).mT, 0.0)
     _warn_violated(off.detach(), terms)
     return out
+
+
+def on_planes(w: Tensor, normal: Tensor, moved: Tensor, bound: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
+    """The point w + Z C mu nearest to w (..., d, k) where the `active` (..., k, p) hold with equality, and mu.
+
+    With C = `normal` and Z C = `moved`. C'ZC knows the angles between the planes only by their squares: its rounding
+    leaves the first step off by eps over the smallest angle squared. What C'w then lacks says by how much; the second
+    step makes up for it, and what remains is the rounding in C'w, eps over the angle.
+    """
+    system = (normal.mT @ moved).unsqueeze(-3)
+    both = active.unsqueeze(-1) & active.unsqueeze(-2)
+    eye = torch.eye(normal.shape[-1], dtype=w.dtype, device=w.device)
+    inner, _, _ = inverse(torch.where(both, system, eye), w.new_zeros(()))
+    multiplier = torch.zeros_like(active, dtype=w.dtype)
+    for _ in range(2):
+        gap = torch.where(active, (bound - normal.mT @ w).mT, 0.0)
+        step = torch.where(active, (inner @ gap.unsqueeze(-1)).squeeze(-1), 0.0)
+        w, multiplier = w + moved @ step.mT, multiplier + step
+    return w, multiplier
 
 
 def _warn_violated(off: Tensor, terms: Tensor) -> None:
@@ -107,14 +119,9 @@ def _warn_violated(off: Tensor, terms: Tensor) -> None:
 def one_pass(w: Tensor, solve: Callable[[Tensor], Tensor], constraints: tuple[Constraint, ...]) -> Tensor:
     """The paper's formula: the constraints that the free w violates, taken as equalities, once."""
     normal, bound, equal = _stacked(constraints)
-    moved = solve(normal)
-    gap = (bound - normal.mT @ w).mT
-    violated = (gap > 0) | equal
-    both = violated.unsqueeze(-1) & violated.unsqueeze(-2)
-    eye = torch.eye(normal.shape[-1], dtype=w.dtype, device=w.device)
-    inner, _, _ = inverse(torch.where(both, (normal.mT @ moved).unsqueeze(-3), eye), w.new_zeros(()))
-    multiplier = inner @ torch.where(violated, gap, 0.0).unsqueeze(-1)
-    return w + moved @ multiplier.squeeze(-1).mT
+    violated = (bound > normal.mT @ w).mT | equal
+    out, _ = on_planes(w, normal, solve(normal), bound, violated)
+    return out
 
 
 def _stacked(constraints: tuple[Constraint, ...]) -> tuple[Tensor, Tensor, Tensor]:

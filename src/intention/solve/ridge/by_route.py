@@ -41,6 +41,13 @@ _NAMED_ROUTE = {"float64": FLOAT64, "qr": QR, "pinv": PINV}
 Solution = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
+def is_dual(solver: str, key: Tensor) -> bool:
+    """Whether to solve the N x N form: there are fewer points than features, or it is asked for by name."""
+    if solver in ("primal", "dual"):
+        return solver == "dual"
+    return key.shape[-2] < key.shape[-1]
+
+
 def solve_batch(problem: Problem, plan: Plan, solver: str, keep: bool = True) -> tuple[Solution, bool]:
     """The one implementation: (out, coefficients, factor, packed report), and whether the plain factor served all.
 

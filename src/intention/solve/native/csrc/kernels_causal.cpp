@@ -6,7 +6,7 @@
 #include "causal.h"
 
 #include "arguments.h"
-#include "causal_pull.h"
+#include "causal_backward.h"
 
 namespace INTENTION_ARCH {
 namespace {
