@@ -23,7 +23,7 @@ tomllib = pytest.importorskip("tomllib")  # from Python 3.11 on
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 SOURCE = Path(intention.__file__).parent
-WALKS = dict(re.findall(r"```walk (\w+)\n(.*?)```", PAGE, re.DOTALL))
+WALKS = dict(re.findall(r"<!-- walk (\w+) -->\n\n```text\n(.*?)```", PAGE, re.DOTALL))
 Step = tuple[str, str]
 
 

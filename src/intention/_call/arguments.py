@@ -151,18 +151,22 @@ def prepare(
         checks.alpha_tensor(alpha, query.device, lead)
         alpha = split(alpha.to(query.device, working), 0)
     query, key, value = query.to(working), key.to(working), value.to(working)
+    query, key, value = split(query, 2), split(key, 2), split(value, 2)
     own_sigma = not on_keys(covariance)
-    inputs = Problem(split(query, 2), split(key, 2), split(value, 2), None, *_regulariser(alpha, covariance, key))
+    if not isinstance(alpha, Tensor):  # a number keeps its digits until it is used
+        wide = working if query.device.type == "mps" else torch.float64
+        alpha = torch.tensor(alpha_of(alpha, covariance), dtype=wide, device=query.device)
+    gain = 1 - alpha if covariance == "convex" else None  # Sigma = gain K'K + alpha I
     mask, weight = None if mask is None else split(mask, 2), None if weight is None else split(weight, 1)
     counted = masks.count(mask, weight, is_causal, key.shape[-2], working)
     if dropout_p:
-        lead = context_lead(inputs.with_weight(counted.in_sigma()))
-        dropped = masks.drop_points(counted.weight, lead, inputs.key, dropout_p)
+        lead = context_lead(Problem(query, key, value, counted.in_sigma(), alpha, gain))
+        dropped = masks.drop_points(counted.weight, lead, key, dropout_p)
         counted = Counted(counted.keep, dropped, counted.log, counted.per_query)
     seen = counted.seen()
-    filled = inputs.with_points(masks.fill(inputs.key, seen), masks.fill(inputs.value, seen))
+    inputs = Problem(query, masks.fill(key, seen), masks.fill(value, seen), counted.in_sigma(), alpha, gain)
     empty = 0 in query.shape or 0 in key.shape or 0 in value.shape
-    return Prepared(filled.with_weight(counted.in_sigma()), counted, groups > 1, dtype, empty, own_sigma)
+    return Prepared(inputs, counted, groups > 1, dtype, empty, own_sigma)
 
 
 def drop_rows(inputs: Problem, p: float) -> Problem:
@@ -195,14 +199,6 @@ def _common_dtype(*tensors: Tensor) -> torch.dtype:
     for t in tensors[1:]:
         dtype = torch.promote_types(dtype, t.dtype)
     return dtype
-
-
-def _regulariser(alpha: float | Tensor | None, covariance: Covariance, like: Tensor) -> tuple[Tensor, Tensor | None]:
-    """(alpha, c) of Sigma = c K'K + alpha I; c = 1 - alpha for the convex covariance, else None."""
-    if not isinstance(alpha, Tensor):
-        wide = like.dtype if like.device.type == "mps" else torch.float64  # a number keeps its digits until it is used
-        alpha = torch.tensor(alpha_of(alpha, covariance), dtype=wide, device=like.device)
-    return alpha, 1 - alpha if covariance == "convex" else None
 
 
 def weigh_mask(inputs: Problem, keep: Tensor) -> Problem:

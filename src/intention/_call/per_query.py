@@ -46,8 +46,9 @@ def per_query(inputs: Problem, mask: Tensor | None, solve: Solve) -> tuple[Tenso
 def in_chunks(inputs: Problem, transform_only: bool) -> tuple[Tensor, Report]:
     """Causal fits of the named covariances that are made of the keys: chunks of tokens, O(N (d^2 + d k))."""
     whole = context_lead(inputs)
-    key = inputs.key.expand(*whole, *inputs.key.shape[-2:])
-    base, restore = flatten(inputs.with_points(key, inputs.value), fold=False)
+    query, key, value, weight, alpha, gain = inputs
+    key = key.expand(*whole, *key.shape[-2:])
+    base, restore = flatten(Problem(query, key, value, weight, alpha, gain), fold=False)
     query, key, value, weight, alpha, gain = base
     if (missing := query.shape[1] - key.shape[1]) > 0:  # queries beyond the last key see all keys
         key, value = (TF.pad(x, (0, 0, 0, missing)) for x in (key, value))
