@@ -156,13 +156,15 @@ def prepare(
     mask, weight = None if mask is None else split(mask, 2), None if weight is None else split(weight, 1)
     counted = masks.count(mask, weight, is_causal, key.shape[-2], working)
     if dropout_p:
-        lead = context_lead(inputs.with_weight(counted.in_sigma()))
+        q, k, v, _, a, g = inputs
+        lead = context_lead(Problem(q, k, v, counted.in_sigma(), a, g))
         dropped = masks.drop_points(counted.weight, lead, inputs.key, dropout_p)
         counted = Counted(counted.keep, dropped, counted.log, counted.per_query)
     seen = counted.seen()
-    filled = inputs.with_points(masks.fill(inputs.key, seen), masks.fill(inputs.value, seen))
+    key_there, value_there = masks.fill(inputs.key, seen), masks.fill(inputs.value, seen)
+    filled = Problem(inputs.query, key_there, value_there, counted.in_sigma(), inputs.alpha, inputs.gain)
     empty = 0 in query.shape or 0 in key.shape or 0 in value.shape
-    return Prepared(filled.with_weight(counted.in_sigma()), counted, groups > 1, dtype, empty, own_sigma)
+    return Prepared(filled, counted, groups > 1, dtype, empty, own_sigma)
 
 
 def drop_rows(inputs: Problem, p: float) -> Problem:
@@ -171,7 +173,8 @@ def drop_rows(inputs: Problem, p: float) -> Problem:
     For fits that are made of these two alone; a mean over points must know the weights.
     """
     kept = masks.drop_points(None, context_lead(inputs), inputs.key, p).sqrt().unsqueeze(-1)
-    return inputs.with_points(inputs.key * kept, inputs.value * kept)
+    query, key, value, weight, alpha, gain = inputs
+    return Problem(query, key * kept, value * kept, weight, alpha, gain)
 
 
 def visible(
@@ -208,7 +211,8 @@ def _regulariser(alpha: float | Tensor | None, covariance: Covariance, like: Ten
 def weigh_mask(inputs: Problem, keep: Tensor) -> Problem:
     """Masked points have zero rows, which is enough for Sigma; a mean must also not count them."""
     kept = keep.to(inputs.key.dtype)
-    return inputs.with_weight(kept if inputs.weight is None else inputs.weight * kept)
+    query, key, value, weight, alpha, gain = inputs
+    return Problem(query, key, value, kept if weight is None else weight * kept, alpha, gain)
 
 
 def unflatten_report(packed: Tensor, inputs: Problem) -> Report:

@@ -26,8 +26,8 @@ def per_query(inputs: Problem, mask: Tensor | None, solve: Solve) -> tuple[Tenso
     if mask is not None:
         whole = checks.leading(context=whole, mask=tuple(mask.shape[:-2]))
     m, n = inputs.query.shape[-2], inputs.key.shape[-2]
-    key = inputs.key.expand(*whole, *inputs.key.shape[-2:])
-    base, restore = flatten(inputs.with_points(key, inputs.value), fold=False)
+    query, key, *_ = inputs
+    base, restore = flatten(Problem(query, key.expand(*whole, *key.shape[-2:]), *inputs[2:]), fold=False)
     batch = base.query.shape[0]
     if mask is not None:
         lead = restore(base.query).shape[:-2]
@@ -46,8 +46,8 @@ def per_query(inputs: Problem, mask: Tensor | None, solve: Solve) -> tuple[Tenso
 def in_chunks(inputs: Problem, transform_only: bool) -> tuple[Tensor, Report]:
     """Causal fits of the named covariances that are made of the keys: chunks of tokens, O(N (d^2 + d k))."""
     whole = context_lead(inputs)
-    key = inputs.key.expand(*whole, *inputs.key.shape[-2:])
-    base, restore = flatten(inputs.with_points(key, inputs.value), fold=False)
+    query, key, *_ = inputs
+    base, restore = flatten(Problem(query, key.expand(*whole, *key.shape[-2:]), *inputs[2:]), fold=False)
     query, key, value, weight, alpha, gain = base
     if (missing := query.shape[1] - key.shape[1]) > 0:  # queries beyond the last key see all keys
         key, value = (TF.pad(x, (0, 0, 0, missing)) for x in (key, value))
