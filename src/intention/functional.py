@@ -392,7 +392,7 @@ def _softmax_of(
     moved, report, again = scored(moved, keys, solved, solver, inputs)
     if again and is_causal and (n := _first_tokens(inputs)):
         # what no key has been seen of is q / alpha, whose rounding the scores of the first tokens feel
-        later = inputs.with_query(inputs.query[..., n:, :])
+        later = Problem(inputs.query[..., n:, :], *inputs[1:])
         _, told, again = scored(moved[..., n:, :], keys, solved, solver, later)
         if not again:
             first, hard = _softmax_of(call.first(n).double(), *options, dropout_p)
@@ -448,7 +448,7 @@ def _by_options(
     estimated = call.own_sigma
     if intercept and not estimated:  # keys around one point give the same answers, and nothing large cancels in them
         keys = centred_key(weighed, counted.keep)
-        inputs, weighed = inputs.with_points(keys, inputs.value), weighed.with_points(keys, weighed.value)
+        inputs, weighed = (Problem(x.query, keys, *x[2:]) for x in (inputs, weighed))
     if is_causal or counted.per_query is not None:
 
         def solve(part: Problem) -> tuple[Tensor, Report]:

@@ -175,7 +175,8 @@ def drop_rows(inputs: Problem, p: float) -> Problem:
     For fits that are made of these two alone; a mean over points must know the weights.
     """
     kept = masks.drop_points(None, context_lead(inputs), inputs.key, p).sqrt().unsqueeze(-1)
-    return inputs.with_points(inputs.key * kept, inputs.value * kept)
+    query, key, value, weight, alpha, gain = inputs
+    return Problem(query, key * kept, value * kept, weight, alpha, gain)
 
 
 def visible(
@@ -204,7 +205,8 @@ def _common_dtype(*tensors: Tensor) -> torch.dtype:
 def weigh_mask(inputs: Problem, keep: Tensor) -> Problem:
     """Masked points have zero rows, which is enough for Sigma; a mean must also not count them."""
     kept = keep.to(inputs.key.dtype)
-    return inputs.with_weight(kept if inputs.weight is None else inputs.weight * kept)
+    query, key, value, weight, alpha, gain = inputs
+    return Problem(query, key, value, kept if weight is None else weight * kept, alpha, gain)
 
 
 def unflatten_report(packed: Tensor, inputs: Problem) -> Report:

@@ -26,8 +26,8 @@ def per_query(inputs: Problem, mask: Tensor | None, solve: Solve) -> tuple[Tenso
     if mask is not None:
         whole = checks.leading(context=whole, mask=tuple(mask.shape[:-2]))
     m, n = inputs.query.shape[-2], inputs.key.shape[-2]
-    key = inputs.key.expand(*whole, *inputs.key.shape[-2:])
-    base, restore = flatten(inputs.with_points(key, inputs.value), fold=False)
+    query, key, *_ = inputs
+    base, restore = flatten(Problem(query, key.expand(*whole, *key.shape[-2:]), *inputs[2:]), fold=False)
     batch = base.query.shape[0]
     if mask is not None:
         lead = restore(base.query).shape[:-2]

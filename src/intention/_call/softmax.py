@@ -70,7 +70,7 @@ def transform_shared(inputs: Problem, solver: str) -> tuple[Tensor, Tensor, Repo
     dual = is_dual(solver, inputs.key) and inputs.weight is None
     if dual:
         # scores Q K'(c KK' + alpha I)^-1 = Q (G^-1 K)': the transform acts on the keys
-        problem, restore = flatten(inputs.with_query(inputs.key))
+        problem, restore = flatten(Problem(inputs.key, *inputs[1:]))
     else:
         problem, restore = flatten(inputs)
     if dual:

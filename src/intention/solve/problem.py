@@ -42,15 +42,6 @@ class Problem(NamedTuple):
     alpha: Tensor  # (B,)
     gain: Tensor | None  # (B,)
 
-    def with_query(self, query: Tensor) -> Problem:
-        return Problem(query, self.key, self.value, self.weight, self.alpha, self.gain)
-
-    def with_points(self, key: Tensor, value: Tensor) -> Problem:
-        return Problem(self.query, key, value, self.weight, self.alpha, self.gain)
-
-    def with_weight(self, weight: Tensor | None) -> Problem:
-        return Problem(self.query, self.key, self.value, weight, self.alpha, self.gain)
-
     def expanded(self) -> Problem:
         """One flat batch in which every element has its own keys and values."""
         query, key, value, weight, alpha, gain = self
