@@ -1,6 +1,5 @@
 """docs/architecture.md and CONTRIBUTING's table of layers say what the code does: the walks are run."""
 
-import ast
 import itertools
 import os
 import re
@@ -140,10 +139,3 @@ def test_the_table_of_layers_is_the_contract():
     page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     table = page[page.index("| layer, highest first |") :].split("\n\n")[0].splitlines()[2:]
     assert [re.findall(r"`(\w+)`", line.split("|")[1]) for line in table] == [layer.split(" : ") for layer in layers]
-
-
-def test_naive_imports_nothing_of_ours():
-    tree = ast.parse((SOURCE / "naive.py").read_text(encoding="utf-8"))
-    found = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    found |= {node.module or "." for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    assert {name.split(".")[0] for name in found} <= {"__future__", "torch", "math", "collections", "typing"}

@@ -314,7 +314,7 @@ def _again(*args: Any) -> Tensor:
 
 
 def _solver(nine: Nine, call: Callable[..., Tensor]) -> tuple[Nine, gradients.Fits]:
-    """All in float64, where products that cancel leave enough; and fits of other rows, as `slopes` asks for them."""
+    """All in float64, where products that cancel leave enough; and fits of other rows, as `gradients` asks for them."""
     assert nine[1] is not None
     if has_float64(nine[1].device):
         nine = tuple(None if x is None else x.double() for x in nine)
