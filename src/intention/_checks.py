@@ -347,13 +347,13 @@ def per_token(name: str, x: Tensor, n: int) -> None:
         raise ValueError(f"{name} must be (..., N) with N = {n} tokens, got {tuple(x.shape)}")
 
 
-def log_decay(x: Tensor) -> None:
-    """The logarithm of decays in (0, 1]; looks at the host."""
+def decay(x: Tensor) -> None:
+    """Looks at the host."""
     low, high = torch.aminmax(x.detach())
-    if not bool((low > -torch.inf) & (high <= 0)):
+    if not bool((low >= 0) & (high <= 1)):
         raise ValueError(
-            f"decay must be in (0, 1], got values from {float(low.exp()):.3g} to {float(high.exp()):.3g}; 1 forgets "
-            "nothing, and a token is left out by weight 0"
+            f"decay must be in [0, 1], got values from {float(low):.3g} to {float(high):.3g}; 1 forgets nothing, 0 "
+            "everything before a token, and a token is left out by weight 0"
         )
 
 

@@ -25,6 +25,7 @@ from intention._call.softmax import scored
 from intention._covariance import default_alpha, gain_of, largest_alpha
 from intention.context import storage
 from intention.solve.causal.chunks import Tokens
+from intention.solve.causal.fading import chunks, faded_sums, fading
 from intention.solve.causal.each_query import triangle
 from intention.solve.causal.sequence import causal
 from intention.solve.ladder import Report
@@ -34,6 +35,7 @@ from intention.solve.torch_state import compiling, gradient_free, look
 __all__ = ["CausalState", "causal_intention"]
 
 SUMS = torch.float64
+CHUNK = 64  # tokens whose sums are made at once
 SLOPES_RATIO = 1e4  # the condition up to which sums in float64 serve gradients, whose errors grow with its square
 
 
@@ -228,37 +230,37 @@ def _run(
 
     regulariser = flat(alpha.to(query.device), 0)
     gain = gain_of(regulariser, covariance)
-    logs = None if decay is None else flat(decay, 1, SUMS).log()
+    fades = None if decay is None else flat(decay, 1, SUMS)
     values, weights = None if value is None else flat(value, 2), None if weight is None else flat(weight, 1)
     gram = None if state is None else flat(state.gram, 2, SUMS)
     cross = None if state is None or value is None else flat(state.cross, 2, SUMS)
     tokens = Tokens(flat(query, 2), flat(key, 2), values, weights, regulariser, gain, gram, cross)
-    out, packed = causal(tokens, logs)
+    out, packed = causal(tokens, fades)
     report = Report(*(x.reshape(lead) for x in packed.unbind(-1)))
     if scale is not None:
         out = out * scale
     out = out.reshape(*lead, *out.shape[1:]).to(dtype)
     if state is None:
         return out, None, report
-    gram, cross = (x.reshape(*lead, *x.shape[1:]) for x in _after(tokens, logs))
+    gram, cross = (x.reshape(*lead, *x.shape[1:]) for x in _after(tokens, fades))
     return out, dataclasses.replace(state, gram=gram, cross=cross), report
 
 
-def _after(tokens: Tokens, log_decay: Tensor | None) -> tuple[Tensor, Tensor]:
+def _after(tokens: Tokens, decay: Tensor | None) -> tuple[Tensor, Tensor]:
     """S and B after the last token."""
     assert tokens.gram is not None
     if not tokens.key.shape[1]:
         return tokens.gram, tokens.gram[..., :0] if tokens.cross is None else tokens.cross
-    key = tokens.key.to(SUMS)
-    value = key[..., :0] if tokens.value is None else tokens.value.to(SUMS)
+    d, key = tokens.key.shape[2], tokens.key.to(SUMS)
     counted = key if tokens.weight is None else key * tokens.weight.unsqueeze(-1).to(SUMS)
-    whole: float | Tensor = 1.0
-    if log_decay is not None:
-        total = log_decay.cumsum(1).unsqueeze(-1)
-        counted = counted * (total[:, -1:] - total).exp()
-        whole = total[:, -1:].exp()
-    gram, cross = counted.mT @ key, counted.mT @ value
-    return whole * tokens.gram + gram, cross if tokens.cross is None else whole * tokens.cross + cross
+    both = key if tokens.value is None else torch.cat([key, tokens.value.to(SUMS)], -1)
+    total = tokens.gram if tokens.cross is None else torch.cat([tokens.gram, tokens.cross], -1)
+    if decay is None:
+        total = total + counted.mT @ both
+    else:
+        fade, counted, both = fading(decay, CHUNK), chunks(counted, CHUNK), chunks(both, CHUNK)
+        _, total = faded_sums(total, (fade.to_end * counted).mT @ both, fade.whole)
+    return total[..., :d], total[..., d:]
 
 
 def _packed(

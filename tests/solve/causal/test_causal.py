@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 import intention
 from intention import causal_intention
 from intention import functional as F
-from intention.solve.causal import by_roots, decay, gradients, sequence, spans
+from intention.solve.causal import by_roots, forget, gradients, sequence, spans
 from intention.solve.causal.chunks import Tokens
 from intention.solve.causal.sequence import causal
 
@@ -81,22 +81,23 @@ def test_float32_gradients_are_those_of_float64(kind: str, alpha: float, fading:
         assert float((got.double() - want).norm() / want.norm()) < 1e-4
 
 
-def token_by_token(tokens: Tokens, logs: Tensor | None) -> Tensor:
+def token_by_token(tokens: Tokens, decay: Tensor | None) -> Tensor:
     """Every fit written out: its matrix and its right side from sums over the tokens it sees."""
     query, key, value, weight, alpha, gain, gram, cross = tokens
     n, d = key.shape[1:]
-    total = torch.zeros(key.shape[:2], dtype=D) if logs is None else logs.cumsum(1)
+    sums = key.new_zeros(len(key), d, d) if gram is None else gram
+    told = None if value is None else key.new_zeros(len(key), d, value.shape[2]) if cross is None else cross
     outs = []
     for t in range(n):
-        share = (total[:, t : t + 1] - total[:, : t + 1]).exp().unsqueeze(-1)
-        share = share if weight is None else share * weight[:, : t + 1].unsqueeze(-1)
-        seen, first = key[:, : t + 1], total[:, t].exp().view(-1, 1, 1)
-        sigma = seen.mT @ (share * seen) + (0.0 if gram is None else first * gram)
-        sigma = sigma if gain is None else gain.view(-1, 1, 1) * sigma
-        factor = torch.linalg.inv(sigma + alpha.view(-1, 1, 1) * torch.eye(d, dtype=D))
-        out = query[:, t : t + 1] @ factor
+        left = 1.0 if decay is None else decay[:, t].view(-1, 1, 1)
+        counted = key[:, t, :, None] if weight is None else weight[:, t, None, None] * key[:, t, :, None]
+        sums = left * sums + counted * key[:, t, None]
+        sigma = sums if gain is None else gain.view(-1, 1, 1) * sums
+        ridge = (alpha[:, t] if alpha.dim() > 1 else alpha).view(-1, 1, 1)
+        out = query[:, t : t + 1] @ torch.linalg.inv(sigma + ridge * torch.eye(d, dtype=D))
         if value is not None:
-            out = out @ (seen.mT @ (share * value[:, : t + 1]) + (0.0 if cross is None else first * cross))
+            told = left * told + counted * value[:, t, None]
+            out = out @ told
         outs.append(out)
     return torch.cat(outs, 1)
 
@@ -114,7 +115,7 @@ def everything(n: int = 11, d: int = 3, k: int = 2, gamma: float | None = None) 
         torch.tensor([0.5, 0.8], dtype=D),
         before.mT @ before,
         torch.randn(2, d, k, dtype=D),
-        None if gamma is None else (gamma * (0.9 + 0.1 * torch.rand(2, n, dtype=D))).log(),
+        None if gamma is None else gamma * (0.9 + 0.1 * torch.rand(2, n, dtype=D)),
     ]
 
 
@@ -178,7 +179,7 @@ def test_every_transform_of_torch(covariance: str, gamma: float | None) -> None:
     def by_hand(q: Tensor, k: Tensor, v: Tensor, a: Tensor, w: Tensor, *decay: Tensor) -> Tensor:
         gain = (1 - a)[None] if covariance == "convex" else None
         tokens = Tokens(q[None], k[None], v[None], w[None], a[None], gain, None, None)
-        return token_by_token(tokens, decay[0].log()[None] if decay else None)[0].sin()
+        return token_by_token(tokens, decay[0][None] if decay else None)[0].sin()
 
     def close(got: object, want: object) -> None:
         pairs = zip(*(tree_leaves(x) for x in (got, want)), strict=True)
@@ -223,10 +224,10 @@ def test_transforms_of_what_chunks_do_not_serve(alpha: float) -> None:
 
 
 @pytest.mark.parametrize("values", [True, False])
-@pytest.mark.parametrize("gamma", [None, 0.97, 0.01])  # chunks; chunks with conjugate gradients; token by token
+@pytest.mark.parametrize("gamma", [None, 0.97, 0.01])  # chunks; blocks that forget; factors of each token
 def test_derivatives(gamma: float | None, values: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of queries, keys, values, weights, alpha, gain, state and decays: first, second, and forward mode."""
-    for module, name in ((spans, "FIRST"), (by_roots, "LENGTH"), (gradients, "LENGTH")):
+    for module, name in ((spans, "FIRST"), (by_roots, "LENGTH"), (gradients, "LENGTH"), (forget, "BLOCK")):
         monkeypatch.setattr(module, name, 3)  # several chunks
     nine = everything(5, gamma=gamma)
     if not values:
@@ -389,25 +390,6 @@ def test_state_and_hard_sequences_do_not_mix() -> None:
     state = intention.CausalState.empty(4, 2, (1,), alpha=0.0)
     with pytest.raises(ValueError, match="larger alpha"):
         state.prefill(torch.randn(1, 3, 4), torch.randn(1, 3, 4), torch.randn(1, 3, 2))
-
-
-@pytest.mark.parametrize(("gamma", "size"), [(0.999, 64), (0.95, 32), (0.9, 16), (0.6, 8), (0.05, 0)])
-def test_all_ways_to_forget_agree(gamma: float, size: int) -> None:
-    """Chunks of 64 to 8 tokens, and token by token."""
-    tokens = Tokens(*everything(n=100)[:8])  # type: ignore[arg-type]
-    logs = torch.full((2, 100), gamma, dtype=D).log()
-    want = token_by_token(tokens, logs)
-    torch.testing.assert_close(causal(tokens, logs)[0], want, rtol=1e-10, atol=1e-10)
-    assert decay.length(logs, 100) == size
-
-
-def test_conjugate_gradients_that_do_not_end_are_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decay, "STEPS", 1)
-    query, key, value = torch.randn(3, 2, 50, 6)
-    gamma = torch.full((2, 50), 0.9)
-    at = list(range(50))
-    out = causal_intention(query, key, value, alpha=5.0, decay=gamma)
-    assert relative(out, prefix_solves(query, key, value, 5.0, at, gamma)) < 1e-5
 
 
 def test_compiled_is_the_same() -> None:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from intention.solve.causal.chunks import Tokens, chunked, half_solve
+from intention.solve.causal.fading import Fading, fading
 from intention.solve.ladder import has_float64
 
 LENGTH = 32  # tokens of a chunk
@@ -27,7 +28,7 @@ AT_ONCE = 1 << 22  # numbers in the matrices that are factored at once (32 MiB)
 MODERATE = 1e9  # condition of I + K K'
 
 
-def rooted(tokens: Tokens, log_decay: Tensor | None, transposed: bool) -> tuple[Tensor, Tensor]:
+def rooted(tokens: Tokens, decay: Tensor | None, transposed: bool) -> tuple[Tensor, Tensor]:
     """q_t W_t, without values q_t A_t^-1, (B, N, ...); or W_t g_t where `query` holds g (B, N, k). In float64, with a
     bound of the condition from below (B,)."""
     wide = torch.float64 if has_float64(tokens.key.device) else tokens.key.dtype
@@ -36,24 +37,22 @@ def rooted(tokens: Tokens, log_decay: Tensor | None, transposed: bool) -> tuple[
     gain = own.alpha.new_ones(batch, 1, 1, 1) if own.gain is None else own.gain.sqrt()
     rows = gain * own.key if own.value is None else torch.cat([gain * own.key, own.value], -1)
     rows = rows if own.weight is None else own.weight.sqrt() * rows
-    steps = rows.new_zeros(rows.shape[:3])
-    if log_decay is not None:
-        steps = torch.nn.functional.pad(log_decay.to(wide), (0, -n % LENGTH)).unflatten(1, (-1, LENGTH))
-    total = steps.cumsum(-1).unsqueeze(-1) / 2  # of roots of decays
-    floor = own.alpha.squeeze(1).sqrt() * torch.eye(d, rows.shape[-1], dtype=wide, device=rows.device)
+    fade = fading(rows.new_ones(batch, n) if decay is None else decay.to(wide).sqrt(), LENGTH)
+    floor = own.alpha.sqrt().unsqueeze(-1) * torch.eye(d, rows.shape[-1], dtype=wide, device=rows.device)
     start = root_of_state(tokens, gain, rows.shape[-1])
-    if log_decay is None:
-        start = _shortened(torch.cat([floor, start], 1), d)
-    starts = _starts(start, rows, total)
+    if decay is None:
+        start = _shortened(torch.cat([floor[:, 0, 0], start], 1), d)
+    starts = _starts(start, rows, fade)
     step = max(1, AT_ONCE // (batch * LENGTH * (2 * d + LENGTH) * rows.shape[-1]))
     found = []
     for first in range(0, rows.shape[1], step):
         some = slice(first, first + step)
         part = own.query[:, some], starts[:, some], rows[:, some]
-        if log_decay is None:
+        if decay is None:
             found.append(_read_chunks(*part, transposed))
         else:
-            found.append(_read_tokens(*part, transposed, total[:, some], floor.view(batch, 1, 1, d, -1)))
+            under = floor[:, some] if own.alpha.shape[1] > 1 else floor
+            found.append(_read_tokens(*part, transposed, fade.share[:, some], fade.from_start[:, some], under))
     out = torch.cat([one for one, _ in found], 1)
     if own.value is not None:
         out = out / torch.where(gain > 0, gain, 1.0)
@@ -76,11 +75,10 @@ def root_of_state(tokens: Tokens, gain: Tensor, width: int) -> Tensor:
     return torch.cat([keys, values], -1)
 
 
-def _starts(start: Tensor, rows: Tensor, total: Tensor) -> Tensor:
+def _starts(start: Tensor, rows: Tensor, fade: Fading) -> Tensor:
     """(B, n, d, d + k): the factor of the tokens before each chunk, from `start`."""
-    end, d = total[:, :-1, -1:], start.shape[1]
-    own = _shortened((end - total[:, :-1]).exp() * rows[:, :-1], d)
-    fades = torch.cat([torch.ones_like(total[:, :1, :1]), end.exp()], 1)
+    own = _shortened(fade.to_end[:, :-1] * rows[:, :-1], start.shape[1])
+    fades = torch.cat([torch.ones_like(fade.whole[:, :1]), fade.whole[:, :-1]], 1)
     return _prefixes(torch.cat([start.unsqueeze(1), own], 1), fades)
 
 
@@ -116,8 +114,9 @@ def _read_chunks(x: Tensor, starts: Tensor, rows: Tensor, transposed: bool) -> t
     out, ratio = _read_together(x, key, starts, rows[..., d:], transposed), _ratio(starts[..., :d], rows[..., :d])
     alone = (~(key.square().sum((2, 3)) < MODERATE)).nonzero(as_tuple=True)  # looks at the host
     if alone[0].numel():
-        still = torch.zeros_like(rows[alone][..., :1])
-        out[alone], ratio[alone] = _read_tokens(x[alone], starts[alone], rows[alone], transposed, still)
+        kept = torch.ones_like(rows[alone][..., :1])
+        share = kept.expand(*kept.shape[:-1], LENGTH).tril()
+        out[alone], ratio[alone] = _read_tokens(x[alone], starts[alone], rows[alone], transposed, share, kept)
     return out, ratio
 
 
@@ -139,12 +138,17 @@ def _read_together(x: Tensor, key: Tensor, starts: Tensor, value: Tensor, transp
 
 
 def _read_tokens(
-    x: Tensor, starts: Tensor, rows: Tensor, transposed: bool, total: Tensor, floor: Tensor | None = None
+    x: Tensor,
+    starts: Tensor,
+    rows: Tensor,
+    transposed: bool,
+    share: Tensor,
+    from_start: Tensor,
+    floor: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Answers (..., C, ...) and conditions (...) of chunks by a factor [R_t, Y_t] of each token."""
     d = starts.shape[-2]
-    share = (total - total.mT).tril().exp().tril()  # (..., C, C)
-    stack = [total.exp().unsqueeze(-1) * starts.unsqueeze(-3), share.unsqueeze(-1) * rows.unsqueeze(-3)]
+    stack = [from_start.unsqueeze(-1) * starts.unsqueeze(-3), share.unsqueeze(-1) * rows.unsqueeze(-3)]
     if floor is not None:
         stack.insert(0, floor.expand_as(stack[0]))
     factor = torch.linalg.qr(torch.cat(stack, -2), mode="r").R[..., :d, :]

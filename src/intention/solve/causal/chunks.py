@@ -38,7 +38,7 @@ class Tokens(NamedTuple):
     key: Tensor  # (B, N, d)
     value: Tensor | None  # (B, N, k)
     weight: Tensor | None  # (B, N)
-    alpha: Tensor  # (B,)
+    alpha: Tensor  # (B,), or (B, N) where tokens are forgotten
     gain: Tensor | None  # (B,)
     gram: Tensor | None  # (B, d, d): S
     cross: Tensor | None  # (B, d, k): B
@@ -67,7 +67,7 @@ class Chunked(NamedTuple):
     key: Tensor
     value: Tensor | None
     weight: Tensor | None  # (B, n, C, 1)
-    alpha: Tensor  # (B, 1, 1, 1)
+    alpha: Tensor  # (B, 1, 1, 1) or (B, n, C, 1)
     gain: Tensor | None  # (B, 1, 1, 1)
 
     def chunks(self, first: int, last: int) -> Chunked:
@@ -94,7 +94,11 @@ def chunked(tokens: Tokens, size: int) -> Chunked:
         return x.unflatten(1, (-1, size))
 
     weight = None if tokens.weight is None else tokens.weight.unsqueeze(-1)
-    alpha, gain = tokens.alpha.view(-1, 1, 1, 1), None if tokens.gain is None else tokens.gain.view(-1, 1, 1, 1)
+    if tokens.alpha.dim() > 1:
+        alpha = torch.cat([tokens.alpha, tokens.alpha[:, -1:].expand(-1, missing)], 1).view(len(tokens.alpha), -1, size, 1)
+    else:
+        alpha = tokens.alpha.view(-1, 1, 1, 1)
+    gain = None if tokens.gain is None else tokens.gain.view(-1, 1, 1, 1)
     value, weight = (None if x is None else cut(x) for x in (tokens.value, weight))
     return Chunked(cut(tokens.query), cut(tokens.key), value, weight, alpha, gain)
 

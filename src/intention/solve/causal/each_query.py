@@ -38,7 +38,9 @@ def each_query(base: Problem, taken: Taken, causal: bool, solve: Solve) -> tuple
             base.key.narrow(1, 0, seen),
             base.value.narrow(1, 0, seen),
             counted.reshape(batch * rows, seen),
-            base.alpha.repeat_interleave(rows, 0),
+            base.alpha.narrow(1, start, rows).flatten()
+            if base.alpha.dim() > 1
+            else base.alpha.repeat_interleave(rows, 0),
             None if base.gain is None else base.gain.repeat_interleave(rows, 0),
         )
         out, report = solve(part)

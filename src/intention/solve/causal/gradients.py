@@ -10,114 +10,109 @@ D_ts (z_t k_s) (g_t v_s - c r_t k_s) and the like. They are taken in chunks, O(N
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from intention.solve.causal.decay import faded_sums
+from intention.solve.causal.fading import Fading, chunks, faded_sums, fading
 
 LENGTH = 64  # tokens of a chunk
 
-Nine = tuple[Tensor | None, ...]  # Tokens and the logarithm of the decay
+Nine = tuple[Tensor | None, ...]  # Tokens and the decay
 Fits = Callable[[Tensor, bool, bool], Tensor]  # of other rows: (rows, values, transposed)
-
-
-class Fading(NamedTuple):
-    """How much of earlier tokens is left, in chunks."""
-
-    share: Tensor  # (B, n, C, C): D_ts, 0 above the diagonal
-    from_start: Tensor  # (B, n, C, 1): from before the chunk
-    to_end: Tensor  # (B, n, C, 1): at the end of the chunk
-    whole: Tensor  # (B, n, 1, 1)
-
-
-def fading(log_decay: Tensor | None, key: Tensor) -> Fading:
-    steps = _chunks((torch.zeros_like(key[..., 0]) if log_decay is None else log_decay).unsqueeze(-1))
-    total = steps.cumsum(2)
-    share = (total - total.mT).tril().exp().tril()
-    return Fading(share, total.exp(), (total[:, :, -1:] - total).exp(), total[:, :, -1:].exp())
 
 
 def read(fade: Fading, x: Tensor, a: Tensor, b: Tensor, start: Tensor | None = None) -> Tensor:
     """sum_{s<=t} D_ts (x_t a_s) b_s + D_t0 x_t start, (B, N, ...)"""
     n = x.shape[1]
-    x, a, b = _chunks(x), _chunks(a), _chunks(b)
-    before = faded_sums(start, (fade.to_end * a).mT @ b, fade.whole)[:, :-1]
-    out = fade.from_start * (x @ before) + (fade.share * (x @ a.mT)) @ b
-    return out.flatten(1, 2)[:, :n]
+    x, a, b = (chunks(y, LENGTH) for y in (x, a, b))
+    before, _ = faded_sums(start, (fade.to_end * a).mT @ b, fade.whole)
+    return _tokens(fade.from_start * (x @ before) + (fade.share * (x @ a.mT)) @ b, n)
 
 
-def pull(query: Tensor, grad: Tensor, z: Tensor, r: Tensor, nine: Nine) -> Nine:
-    """The gradients of sum f_t, that of the query being r_t."""
-    _, key, value, weight, alpha, gain, gram, cross, log_decay = nine
+def pull(grad: Tensor, z: Tensor, r: Tensor, nine: Nine, later: Tensor | None = None) -> tuple[Nine, Tensor]:
+    """The gradients of sum f_t, that of the query being r_t, and what all tokens say about those before them.
+
+    `later` (B, d, k + d) is what is said by the tokens that follow: sum D_t z_t [g_t, r_t]', decays counted from here.
+    """
+    _, key, value, weight, alpha, gain, gram, cross, decay = nine
     assert key is not None
     assert alpha is not None
-    n, k, fade = key.shape[1], 0 if value is None else value.shape[2], fading(log_decay, key)
+    n, k, fade = key.shape[1], 0 if value is None else value.shape[2], faded(decay, key)
     share = key.new_ones(1, 1, 1) if gain is None else gain.view(-1, 1, 1)
     counted = 1.0 if weight is None else weight.unsqueeze(-1)
-    own = _chunks(key)
-    told = _chunks(-share * key if value is None else torch.cat([value, -share * key], -1))  # [v, -c k]
-    heard, moved = _chunks(r if value is None else torch.cat([grad, r], -1)), _chunks(z)  # [g, r], z
+    own = chunks(key, LENGTH)
+    told = chunks(-share * key if value is None else torch.cat([value, -share * key], -1), LENGTH)  # [v, -c k]
+    heard = chunks(r if value is None else torch.cat([grad, r], -1), LENGTH)  # [g, r]
+    moved = chunks(z, LENGTH)
     # seen from the end: what the tokens after a chunk say about those in it
-    sums = faded_sums(None, ((fade.from_start * moved).mT @ heard).flip(1), fade.whole.flip(1))
-    after, back = sums[:, :-1].flip(1), fade.share.mT
-    seen, missed = back * (own @ moved.mT), told @ heard.mT  # D_ts z_t k_s, g_t v_s - c r_t k_s
+    sums, total = faded_sums(later, ((fade.from_start * moved).mT @ heard).flip(1), fade.whole.flip(1))
+    after, back = sums.flip(1), fade.share.mT
+    near, missed = own @ moved.mT, told @ heard.mT  # z_t k_s, g_t v_s - c r_t k_s
+    seen = back * near  # D_ts z_t k_s
     far = fade.to_end * (own @ after)
     both = _tokens((back * missed) @ moved + fade.to_end * (told @ after.mT), n)
     pairs = _tokens(seen @ heard + far, n)
-    weight_grad = _tokens((seen * missed).sum(-1, keepdim=True) + (told * far).sum(-1, keepdim=True), n).squeeze(-1)
+    weight_grad = (seen * missed).sum(-1, keepdim=True) + (told * far).sum(-1, keepdim=True)
     spread = (z * r).sum(-1)
-    decay = None
-    if log_decay is not None:  # of the sum of its logarithms up to t, then of each
-        slope = alpha.unsqueeze(-1) * spread - (weight_grad if weight is None else weight * weight_grad)
-        slope = slope - (query * r).sum(-1) if value is None else slope
-        decay = slope.flip(1).cumsum(1).flip(1)
-    gain_grad = gram_grad = None
-    total = sums[:, -1]
-    if gram is not None:
-        gram_grad = -share * total[..., k:]
+    decay_grad = None
+    if decay is not None:  # <what is said about the state before t by t and later tokens, this state>
+        start = gram if gram is None else -share * gram
+        start = start if cross is None or start is None else torch.cat([cross, start], -1)
+        known = chunks(counted * key, LENGTH)
+        before, _ = faded_sums(start, (fade.to_end * known).mT @ told, fade.whole)
+        less, c_less = fade.shifted()
+        weights = 1.0 if weight is None else chunks(weight.unsqueeze(-1), LENGTH)
+        said = (moved @ before * heard).sum(-1, keepdim=True)  # by t about the state before the chunk
+        kept = (own @ after * told).sum(-1, keepdim=True)  # by later chunks about s
+        decay_grad = (
+            fade.to_end * c_less * (after * before).sum((-2, -1), keepdim=True)
+            + c_less * (back @ said)
+            + fade.to_end * (less @ (weights * kept))
+            + ((weights * near * missed @ fade.share).mT * less).sum(-1, keepdim=True)
+        )
+        decay_grad = _tokens(decay_grad, n).squeeze(-1)
+    gain_grad = None
     if gain is not None:  # sum_t z_t (A_t - alpha I) r_t / c
-        inner = read(fade, z, key, counted * key, gram)
-        gain_grad = -(inner * r).sum((1, 2))
-    return (
+        gain_grad = -(read(fade, z, key, counted * key, gram) * r).sum((1, 2))
+    found = (
         r,
         counted * (both - share * pairs[..., k:]),
         None if value is None else counted * pairs[..., :k],
-        None if weight is None else weight_grad,
-        -spread.sum(-1),
+        None if weight is None else _tokens(weight_grad, n).squeeze(-1),
+        -spread if alpha.dim() > 1 else -spread.sum(-1),
         gain_grad,
-        gram_grad,
+        None if gram is None else -share * total[..., k:],
         None if cross is None else total[..., :k],
-        decay,
+        decay_grad,
     )
+    return found, total
 
 
 def push(nine: Nine, tangents: Sequence[Tensor | None], transposed: bool, solve: Fits) -> Tensor:
     """The tangent of q_t W_t (without values q_t A_t^-1), or of W_t g_t; `solve(rows, values, transposed)` are fits."""
-    x, key, value, weight, _, gain, gram, cross, log_decay = nine
-    dx, dkey, dvalue, dweight, dalpha, dgain, dgram, dcross, dlog = tangents
+    x, key, value, weight, _, gain, gram, cross, decay = nine
+    dx, dkey, dvalue, dweight, dalpha, dgain, dgram, dcross, ddecay = tangents
     assert x is not None
     assert key is not None
     assert dx is not None
     assert dkey is not None
     assert dalpha is not None
-    fade = fading(log_decay, key)
+    fade = faded(decay, key)
     counted = torch.ones_like(key[..., :1]) if weight is None else weight.unsqueeze(-1)
-    faster = torch.zeros_like(counted) if dlog is None else dlog.cumsum(1).unsqueeze(-1)
-    change = -faster * counted if dweight is None else dweight.unsqueeze(-1) - faster * counted
 
     def moved(
         rows: Tensor, a: Tensor, da: Tensor, b: Tensor, db: Tensor, start: Tensor | None, dstart: Tensor | None
     ) -> Tensor:
         """The tangent of sum D_ts w_s (x_t a_s) b_s + D_t0 x_t start."""
-        out = read(fade, rows, da, counted * b, dstart) + read(fade, rows, a, counted * db + change * b)
-        return out + faster * read(fade, rows, a, counted * b, start)
+        change = counted * db if dweight is None else counted * db + dweight.unsqueeze(-1) * b
+        out = read(fade, rows, da, counted * b, dstart) + read(fade, rows, a, change)
+        return out if ddecay is None else out + _faster(fade, ddecay, rows, a, counted * b, start)
 
     def sigma(rows: Tensor) -> Tensor:
         """x_t dA_t"""
         share = 1.0 if gain is None else gain.view(-1, 1, 1)
-        out = dalpha.view(-1, 1, 1) * rows + share * moved(rows, key, dkey, key, dkey, gram, dgram)
+        out = per_token(dalpha) * rows + share * moved(rows, key, dkey, key, dkey, gram, dgram)
         if dgain is not None:
             out = out + dgain.view(-1, 1, 1) * read(fade, rows, key, counted * key, gram)
         return out
@@ -133,9 +128,25 @@ def push(nine: Nine, tangents: Sequence[Tensor | None], transposed: bool, solve:
     return solve(dx - sigma(z), True, False) + moved(z, key, dkey, value, dvalue, cross, dcross)
 
 
-def _chunks(x: Tensor) -> Tensor:
-    """(B, n, C, ...); zeros fill the last chunk."""
-    return torch.nn.functional.pad(x, (0, 0, 0, -x.shape[1] % LENGTH)).unflatten(1, (-1, LENGTH))
+def _faster(fade: Fading, change: Tensor, x: Tensor, a: Tensor, b: Tensor, start: Tensor | None) -> Tensor:
+    """The tangent of `read` along a `change` of the decays (B, N)."""
+    n = x.shape[1]
+    x, a, b, change = (chunks(y, LENGTH) for y in (x, a, b, change.unsqueeze(-1)))
+    less, c_less = fade.shifted()
+    share, from_start = fade.share @ (change * less), fade.share @ (change * c_less)
+    before, _ = faded_sums(start, (fade.to_end * a).mT @ b, fade.whole)
+    steps = (share[..., -1:, :].mT * a).mT @ b + from_start[..., -1:, :] * before
+    moved, _ = faded_sums(None, steps, fade.whole)
+    return _tokens(from_start * (x @ before) + fade.from_start * (x @ moved) + (share * (x @ a.mT)) @ b, n)
+
+
+def faded(decay: Tensor | None, key: Tensor) -> Fading:
+    return fading(torch.ones_like(key[..., 0]) if decay is None else decay, LENGTH).to(key.dtype)
+
+
+def per_token(alpha: Tensor) -> Tensor:
+    """(B, 1, 1) of one for each sequence, (B, N, 1) of one for each token."""
+    return alpha.unsqueeze(-1) if alpha.dim() > 1 else alpha.view(-1, 1, 1)
 
 
 def _tokens(x: Tensor, n: int) -> Tensor:

@@ -1,7 +1,7 @@
 """Causal least squares, each sequence by the route it needs, and its operator.
 
-chunks           `chunks`, or `decay` where tokens are forgotten
-token by token   `by_roots`: conditions that sums in float64 do not serve, and decays too strong for chunks
+chunks           `chunks`, or `forget` where tokens are forgotten or have an alpha of their own
+token by token   `by_roots`: conditions that sums in float64 do not serve
 query by query   beyond: alpha = 0; by the ladder
 
 Derivatives are written with causal fits (`gradients`), so any order and every transform of torch works; the first has a
@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from intention import _checks as checks
-from intention.solve.causal import gradients
+from intention.solve.causal import forget, gradients
 from intention.solve.causal.by_roots import root_of_state, rooted
 from intention.solve.causal.chunks import Tokens
-from intention.solve.causal.decay import length, solve_fading
 from intention.solve.causal.each_query import each_query, triangle
+from intention.solve.causal.fading import fading
 from intention.solve.causal.gradients import Nine
 from intention.solve.causal.spans import pull_causal, solve_causal
 from intention.solve.factor import inverse_of_lower
@@ -59,9 +59,11 @@ class Seen(NamedTuple):
     report: Report | None  # of those that went token by token
 
 
-def causal(tokens: Tokens, log_decay: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def causal(tokens: Tokens, decay: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Answers (B, N, k), or (B, N, d) without values, and a packed report (B, 3): the worst token of each sequence."""
-    nine = (*tokens, log_decay)
+    if decay is None and tokens.alpha.dim() > 1:
+        decay = torch.ones_like(tokens.alpha)
+    nine = (*tokens, decay)
     if compiling():
         out, packed = CAUSAL(*nine, False)
         return out, packed
@@ -107,14 +109,15 @@ def fits(*args: Any) -> tuple[tuple[Tensor, Tensor, Tensor], Seen]:
     The answers of sequences that are FAR are 0. Looks at the host.
     """
     nine, transposed = args[:9], args[9]
-    tokens, log_decay = Tokens._make(nine[:8]), nine[8]
-    out, packed, settled = _in_chunks(tokens, log_decay, transposed)
+    tokens, decay = Tokens._make(nine[:8]), nine[8]
+    out, packed, settled = _in_chunks(tokens, decay, transposed)
     condition, error = packed[:, 1], packed[:, 2]
     if settled:
         return (out, _steep(condition), packed), Seen(False, None)
-    derived = transposed or (log_decay is not None and tokens.value is None)
+    derived = transposed or (decay is not None and tokens.value is None)
     limit = DERIVED_RATIO if derived else SEQUENCE_RATIO
-    usable = screen(tokens.alpha, tokens.weight, tokens.alpha, tokens.gain)
+    least = tokens.alpha.amin(1) if tokens.alpha.dim() > 1 else tokens.alpha
+    usable = screen(least, tokens.weight, least, tokens.gain)
     hard = ~(condition + 0 * usable < limit) | ~(error < SEQUENCE_ERROR)
     way = _steep(condition)
     if not bool(hard.any()):
@@ -138,37 +141,25 @@ def _steep(condition: Tensor) -> Tensor:
     return (condition >= STEEP_RATIO).to(torch.int8) * STEEP
 
 
-def _in_chunks(tokens: Tokens, log_decay: Tensor | None, transposed: bool) -> tuple[Tensor, Tensor, bool]:
+def _in_chunks(tokens: Tokens, decay: Tensor | None, transposed: bool) -> tuple[Tensor, Tensor, bool]:
     """Answers, a packed report, and whether it has been looked at and is good."""
-    if log_decay is not None and tokens.key.shape[1]:
-        checks.log_decay(log_decay)
-        return *_with_decay(tokens, log_decay, transposed), False
+    if decay is not None and tokens.key.numel():
+        checks.decay(decay)
+        if not transposed:
+            return *forget.solve(tokens, decay), False
+        wide, solve = _solver((*tokens, decay), lambda *args: forget.solve(Tokens._make(args[:8]), args[8]))
+        _, key, value, weight, *_, cross, fades = wide  # A_t^-1 (B_t g_t)
+        counted = key if weight is None else weight.unsqueeze(-1) * key
+        start = None if cross is None else cross.mT
+        out, packed = solve(gradients.read(gradients.faded(fades, key), wide[0], value, counted, start), False, False)
+        return out.to(tokens.key.dtype), packed.to(tokens.key.dtype), False
     if not transposed:
         return native.forward(*tokens) or solve_causal(tokens)
     _, packed, _ = solve_causal(tokens._replace(query=tokens.key, value=None, cross=None))
     return pull_causal(tokens.query, tokens._replace(query=tokens.key)).query, packed, False
 
 
-def _with_decay(tokens: Tokens, log_decay: Tensor, transposed: bool) -> tuple[Tensor, Tensor]:
-    if not (size := length(log_decay, tokens.key.shape[1])):
-        shape = tokens.key if transposed or tokens.value is None else tokens.value
-        endless = torch.full_like(tokens.alpha, torch.inf)
-        return torch.zeros_like(shape), pack(Report(endless, endless, endless))
-    if transposed:  # A_t^-1 (B_t g_t)
-        assert tokens.value is not None
-        wide = Tokens._make(None if x is None else x.double() for x in tokens)
-        assert wide.value is not None
-        key = wide.key if wide.weight is None else wide.weight.unsqueeze(-1) * wide.key
-        start = None if wide.cross is None else wide.cross.mT
-        query = gradients.read(gradients.fading(log_decay.double(), wide.key), wide.query, wide.value, key, start)
-        out, report = solve_fading(wide._replace(query=query, value=None, cross=None), log_decay, size)
-    else:
-        out, report = solve_fading(tokens, log_decay, size)
-    dtype = tokens.key.dtype
-    return out.to(dtype), pack(Report(*(x.to(dtype) for x in report)))
-
-
-def _residual(tokens: Tokens, log_decay: Tensor | None, r: Tensor) -> Tensor:
+def _residual(tokens: Tokens, decay: Tensor | None, r: Tensor) -> Tensor:
     """B_t g_t - A_t r_t, from the tokens and not from their sums: g_t v_s - c r_t k_s is small before it meets k_s.
 
     A state counts as the tokens that its root is made of."""
@@ -176,16 +167,16 @@ def _residual(tokens: Tokens, log_decay: Tensor | None, r: Tensor) -> Tensor:
     grad, key, value, weight, alpha, gain, gram, _ = wide
     assert value is not None
     share = 1.0 if gain is None else gain.view(-1, 1, 1)
-    logs = None if log_decay is None else log_decay.to(r.dtype)
+    fade = gradients.faded(decay, key)
     rows, told = torch.cat([grad, r], -1), torch.cat([value, -share * key], -1)
     counted = key if weight is None else weight.unsqueeze(-1) * key
-    out = gradients.read(gradients.fading(logs, key), rows, told, counted) - alpha.view(-1, 1, 1) * r
+    out = gradients.read(fade, rows, told, counted) - gradients.per_token(alpha) * r
     if gram is None:
         return out
     d = key.shape[2]
-    before = root_of_state(wide, torch.ones_like(alpha).view(-1, 1, 1, 1), d + value.shape[2])
+    before = root_of_state(wide, key.new_ones(len(key), 1, 1, 1), d + value.shape[2])
     told = torch.cat([before[..., d:], -share * before[..., :d]], -1)
-    left = 1.0 if logs is None else logs.cumsum(1).exp().unsqueeze(-1)
+    left = 1.0 if decay is None else decay.to(r.dtype).cumprod(1).unsqueeze(-1)
     return out + left * ((rows @ told.mT) @ before[..., :d])
 
 
@@ -201,13 +192,13 @@ def _token_by_token(nine: Nine, transposed: bool) -> tuple[Tensor, Report, Tenso
         limit = torch.where((tokens.gram == 0).flatten(1).all(1), limit, STATE_RATIO)
     dtype = tokens.key.dtype
     error = torch.finfo(out.dtype).eps * ratio + torch.finfo(dtype).eps
-    report = Report(torch.full_like(tokens.alpha, QR), ratio.to(dtype), error.to(dtype))
+    report = Report(torch.full_like(error, QR, dtype=dtype), ratio.to(dtype), error.to(dtype))
     return out.to(dtype), report, ratio < limit
 
 
 def _query_by_query(nine: Nine) -> tuple[Tensor, Report]:
     """Every token's fit by the accuracy ladder, from the keys themselves; differentiable to any order."""
-    tokens, log_decay = Tokens._make(nine[:8]), nine[8]
+    tokens, decay = Tokens._make(nine[:8]), nine[8]
     if tokens.gram is not None:
         checks.require_values(tokens.weight, tokens.alpha, tokens.gain)
         least = float(tokens.alpha.detach().min())
@@ -219,14 +210,13 @@ def _query_by_query(nine: Nine) -> tuple[Tensor, Report]:
     dual = tokens.key.shape[1] < tokens.key.shape[2]
     value = tokens.key[..., :1] if tokens.value is None else tokens.value
     base = Problem(tokens.query, tokens.key, value, tokens.weight, tokens.alpha, tokens.gain)
-    total = None if log_decay is None else log_decay.cumsum(1)
+    share = None if decay is None else fading(decay, decay.shape[1]).share.squeeze(1).to(base.key.dtype)
 
     def taken(start: int, rows: int, seen: int) -> Tensor:
+        if share is not None:
+            return share[:, start : start + rows, :seen]
         shown = triangle(rows, seen, base.key.device, start)
-        if total is None:
-            return shown.to(base.key.dtype).expand(base.key.shape[0], rows, seen)
-        gap = total[:, start : start + rows].unsqueeze(-1) - total[:, :seen].unsqueeze(-2)
-        return torch.where(shown, gap, -torch.inf).exp().to(base.key.dtype)
+        return shown.to(base.key.dtype).expand(base.key.shape[0], rows, seen)
 
     def solve(part: Problem) -> tuple[Tensor, Report]:
         if tokens.value is None:
@@ -263,11 +253,13 @@ def pull_first(grad: Tensor, nine: Nine, way: Tensor, transposed: bool, hidden: 
 
     `hidden`: those of weights, alpha or gain are asked for, where what is large cancels.
     """
-    if transposed or nine[8] is not None:
+    tokens, decay = Tokens._make(nine[:8]), nine[8]
+    fades = decay is not None and tokens.key.numel() > 0
+    slow = way >= (STEEP if fades or (hidden and tokens.weight is not None) else ROOTED)
+    if transposed or (fades and bool(slow.all())):
         return _pull(grad, nine, transposed, _plain)
-    quick = (*pull_causal(grad, Tokens._make(nine[:8])), None)
-    slow = way >= (STEEP if hidden and nine[3] is not None else ROOTED)
-    if hidden and bool((way == STEEP).any()):
+    quick = forget.pull(grad, tokens, decay) if fades else (*pull_causal(grad, tokens), decay)
+    if hidden and not fades and bool((way == STEEP).any()):
         slow = slow | ((way == STEEP) & _lost(quick, nine))
     if not bool(slow.any()):
         return quick
@@ -320,9 +312,9 @@ def _solver(nine: Nine, call: Callable[..., Tensor]) -> tuple[Nine, gradients.Fi
         nine = tuple(None if x is None else x.double() for x in nine)
 
     def solve(rows: Tensor, values: bool, transposed: bool) -> Tensor:
-        _, key, value, *middle, cross, log_decay = nine
+        _, key, value, *middle, cross, decay = nine
         kept = (value, cross) if values else (None, None)
-        return call(rows, key, kept[0], *middle, kept[1], log_decay, transposed)
+        return call(rows, key, kept[0], *middle, kept[1], decay, transposed)
 
     return nine, solve
 
@@ -336,7 +328,7 @@ def _pull(grad: Tensor, nine: Nine, transposed: bool, call: Callable[..., Tensor
     assert x is not None
     grad = grad.to(x.dtype)
     query, told = (grad, x) if transposed else (x, grad)
-    found = gradients.pull(query, told, solve(query, False, False), solve(told, values, values), wide)
+    found, _ = gradients.pull(told, solve(query, False, False), solve(told, values, values), wide)
     if transposed:
         found = (solve(query, True, False), *found[1:])
     return tuple(None if x is None or y is None else y.to(x.dtype) for x, y in zip(nine, found, strict=True))
@@ -365,7 +357,7 @@ def _shapes(query: Tensor, key: Tensor, value: Tensor | None, *_: object) -> tup
 
 CAUSAL = Operator(
     "causal",
-    tensors="query key value? weight? alpha gain? gram? cross? log_decay?",
+    tensors="query key value? weight? alpha gain? gram? cross? decay?",
     options="bool transposed",
     answers=1,
     outputs=3,  # answers, how each sequence was solved, packed report

@@ -57,7 +57,7 @@ def solve_causal(tokens: Tokens) -> tuple[Tensor, Tensor, bool]:
     answered = tokens.query if tokens.value is None else tokens.value
     out = torch.empty_like(answered, memory_format=torch.contiguous_format)
     if not (out.shape[0] and out.shape[1]):
-        one = torch.ones_like(tokens.alpha)
+        one = tokens.key.new_ones(len(tokens.key))
         return out, pack(Report(PRIMAL * one, one, torch.finfo(out.dtype).eps * one)), False
     reports = [_solve_group(_sequences(tokens, group), out[group]) for group in _groups(tokens)]
     return out, pack(Report(*(torch.cat(parts) for parts in zip(*reports, strict=True)))), False

@@ -1,0 +1,312 @@
+"""Causal least squares that forgets: token s counts D_ts = prod_{s<r<=t} gamma_r times its weight at time t.
+
+    A_t = alpha_t I + c (D_t0 S + sum_{s<=t} D_ts w_s k_s k_s')
+    o_t = q_t A_t^-1 (D_t0 B + sum_{s<=t} D_ts w_s k_s v_s')
+
+Blocks of a few tokens, of which some are worked on at once; what is before each comes from sums in float64. Within a
+block D_ts = c_t / c_s, so A_t / c_t would be a sum over tokens as in `chunks`, if alpha_t / c_t did not change with t.
+With one number beta in its place it is: A_t = B_t + delta_t I, where B_t^-1 costs matrix products alone. Of
+(I + delta_t B_t^-1) z_t = B_t^-1 q_t the spectrum is known to lie between 1 and alpha_t / (beta c_t): Chebyshev's
+iteration, whose number of steps is known as well. Blocks that float32 does not serve are done in float64; in those in
+which too much is forgotten for this (a decay of 0: everything) every token has a factor of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from intention.solve.causal import gradients
+from intention.solve.causal.chunks import Tokens, chunked, half_solve
+from intention.solve.causal.fading import chunks, faded_sums, fading
+from intention.solve.causal.gradients import Nine
+from intention.solve.factor import inverse_of_lower
+from intention.solve.ladder import FLOAT64, PRIMAL, Report, has_float64, pack
+
+BLOCK = 16  # tokens
+SEQUENCES, AT_ONCE = 16, 128  # that are worked on at once, and blocks of them: what they need stays in the cache
+WEAKEST = 1e-2  # of alpha_t / c_t, the smallest of a block to the largest: beyond it tokens have factors of their own
+FACTORED = 32  # blocks whose tokens are factored at once
+EASY = 30.0  # the ratio below which float32 serves
+ENOUGH = {torch.float32: 1e-7, torch.float64: 1e-14}  # what Chebyshev's iteration leaves
+
+
+class Blocks(NamedTuple):
+    """Blocks, flat (M, C, ...): everything that their fits need."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor | None
+    weight: Tensor | None  # (M, C, 1)
+    alpha: Tensor  # (M, C, 1)
+    gain: Tensor | None  # (M, 1, 1)
+    grad: Tensor | None  # of the answers, where z_t and r_t are wanted
+    share: Tensor  # (M, C, C): D_ts, 0 above the diagonal
+    from_start: Tensor  # (M, C, 1): c_t, the decay from before the block
+    before: Tensor  # (M, d, d + k): [S, B] before the block
+
+    def take(self, index: Tensor | None, dtype: torch.dtype) -> Blocks:
+        return Blocks._make(None if x is None else (x if index is None else x[index]).to(dtype) for x in self)
+
+    def counted(self, x: Tensor) -> Tensor:
+        return x if self.weight is None else self.weight * x
+
+    def rows(self) -> Tensor:
+        """(M, C or 2 C, d): what A_t^-1 is applied to, q_t and B_t g_t (without values g_t)."""
+        if self.grad is None:
+            return self.query
+        if self.value is None:
+            return torch.cat([self.query, self.grad], 1)
+        told = (self.share * (self.grad @ self.value.mT)) @ self.counted(self.key)
+        told = told + self.from_start * (self.grad @ self.before[..., self.key.shape[2] :].mT)
+        return torch.cat([self.query, told], 1)
+
+    def read(self, z: Tensor) -> Tensor:
+        """z_t B_t; without values z_t."""
+        if self.value is None:
+            return z
+        near = (self.share * (z @ self.key.mT)) @ self.counted(self.value)
+        return near + self.from_start * (z @ self.before[..., self.key.shape[2] :])
+
+
+class Solved(NamedTuple):
+    """Some blocks of a span, in the precision that they need."""
+
+    index: Tensor | None  # None: all
+    own: Blocks
+    z: Tensor  # A_t^-1 of their rows
+    report: Tensor  # (M, 3), packed; the condition is a lower bound of that of the worst A_t
+
+
+class Base(NamedTuple):
+    """B_t^-1 = (P - c E_{<=t}' E_{<=t}) / c_t."""
+
+    inverse: Tensor  # P
+    rows: Tensor  # E
+    ratio: Tensor  # (M,)
+    beta: Tensor  # (M, 1, 1)
+
+    def take(self, index: Tensor) -> Base:
+        return Base._make(x[index] for x in self)
+
+
+def solve(tokens: Tokens, decay: Tensor) -> tuple[Tensor, Tensor]:
+    """Answers (B, N, k), or (B, N, d) without values, and a packed report: the worst token of each sequence."""
+    outs, reports = zip(*(_solve_group(*group) for group in _groups(tokens, decay)), strict=True)
+    return torch.cat(outs), torch.cat(reports)
+
+
+def _solve_group(tokens: Tokens, decay: Tensor) -> tuple[Tensor, Tensor]:
+    outs, reports, narrow, total = [], [], True, _start(tokens)
+    for part, fades, _ in _spans(tokens, decay):
+        own, total = _blocks(part, fades, total)
+        found, narrow = _solved(own, narrow)
+        outs.append(_tokens(_joined([x.own.read(x.z) for x in found], found, part.key.dtype), part))
+        reports.append(_joined([x.report for x in found], found, part.key.dtype).unflatten(0, (len(decay), -1)))
+    return torch.cat(outs, 1), torch.cat(reports, 1).amax(1)
+
+
+def pull(grad: Tensor, tokens: Tokens, decay: Tensor) -> Nine:
+    """First-order gradients of all tensors of `tokens` and of the decays, in the precisions of the forward."""
+    starts = range(0, len(decay), SEQUENCES)
+    parts = [_pull_group(grad[i : i + SEQUENCES], *group) for i, group in zip(starts, _groups(tokens, decay), strict=True)]
+    return tuple(None if xs[0] is None else torch.cat(xs) for xs in zip(*parts, strict=True))
+
+
+def _pull_group(grad: Tensor, tokens: Tokens, decay: Tensor) -> Nine:
+    """Fits are made again: to keep them would take more memory than the tokens do."""
+    spans, totals = _spans(tokens, decay), [_start(tokens)]
+    for part, fades, _ in spans[:-1]:
+        totals.append(_blocks(part, fades, totals[-1])[1])
+    d, later, narrow, pulled = tokens.key.shape[2], None, True, []
+    for (part, fades, where), total in zip(reversed(spans), reversed(totals), strict=True):
+        own, _ = _blocks(part, fades, total, grad=grad[:, where])
+        found, narrow = _solved(own, narrow)
+        working = max((x.z.dtype for x in found), key=lambda x: x.itemsize)
+        z, r = (_tokens(x, part) for x in _joined([x.z for x in found], found, working).chunk(2, 1))
+        before = total[..., :d], None if part.value is None else total[..., d:]
+        nine = (*(None if x is None else x.to(working) for x in part[:6]), *before, fades)
+        one, later = gradients.pull(grad[:, where].to(working), z, r, nine, later)
+        pulled.append(one)
+    return tuple(
+        None if x is None else _put_together(i, [one[i] for one in reversed(pulled)], x)
+        for i, x in enumerate((*tokens, decay))
+    )
+
+
+def _put_together(i: int, parts: list[Tensor | None], like: Tensor) -> Tensor:
+    """Gradients of spans as those of a call: of tokens, of the state at the start, or sums."""
+    there = [x.to(like.dtype) for x in parts if x is not None]
+    if i in (6, 7):
+        return there[0]
+    return torch.cat(there, 1) if i < 4 or i == 8 or like.dim() > 1 else torch.stack(there).sum(0)
+
+
+def _groups(tokens: Tokens, decay: Tensor) -> Iterator[tuple[Tokens, Tensor]]:
+    for i in range(0, len(decay), SEQUENCES):
+        some = slice(i, i + SEQUENCES)
+        yield Tokens._make(None if x is None else x[some] for x in tokens), decay[some]
+
+
+def _spans(tokens: Tokens, decay: Tensor) -> list[tuple[Tokens, Tensor, slice]]:
+    """Some blocks of all sequences, that follow each other."""
+    found, step = [], BLOCK * max(1, AT_ONCE // len(decay))
+    for i in range(0, decay.shape[1], step):
+        some = slice(i, i + step)
+        alpha = tokens.alpha[:, some] if tokens.alpha.dim() > 1 else tokens.alpha
+        part = (None if x is None else x[:, some] for x in tokens[:4])
+        found.append((Tokens(*part, alpha, tokens.gain, None, None), decay[:, some], some))
+    return found
+
+
+def _start(tokens: Tokens) -> Tensor:
+    """[S, B] before the first token, in float64."""
+    wide = torch.float64 if has_float64(tokens.key.device) else tokens.key.dtype
+    (b, _, d), k = tokens.key.shape, 0 if tokens.value is None else tokens.value.shape[2]
+    gram = tokens.key.new_zeros(b, d, d) if tokens.gram is None else tokens.gram
+    cross = tokens.key.new_zeros(b, d, k) if tokens.cross is None else tokens.cross
+    return torch.cat([gram.to(wide), cross.to(wide)], -1)
+
+
+def _blocks(part: Tokens, decay: Tensor, total: Tensor, grad: Tensor | None = None) -> tuple[Blocks, Tensor]:
+    """The blocks of a span, and [S, B] after it; `total` is that before it."""
+    own, fade = chunked(part, BLOCK), fading(decay.to(total.dtype), BLOCK)
+    key = own.key if own.weight is None else own.weight * own.key.to(total.dtype)
+    both = own.key if own.value is None else torch.cat([own.key, own.value], -1)
+    before, total = faded_sums(total, (fade.to_end * key).mT @ both.to(total.dtype), fade.whole)
+    n, told = own.key.shape[1], None if grad is None else chunks(grad, BLOCK)
+    alpha, gain = own.alpha.expand(-1, n, BLOCK, 1), None if own.gain is None else own.gain.expand(-1, n, 1, 1)
+    every = (*own[:4], alpha, gain, told, fade.share, fade.from_start, before)
+    return Blocks._make(None if x is None else x.flatten(0, 1) for x in every), total
+
+
+def _solved(own: Blocks, narrow: bool) -> tuple[list[Solved], bool]:
+    """By precision and by how much is forgotten; and whether float32 serves any. `narrow`: it did in the last span."""
+    wide, dtype, found = own.before.dtype, own.key.dtype, []
+    edge = own.alpha / own.from_start
+    low, high = edge.amin((1, 2)), edge.amax((1, 2))
+    mild = (low > 0) & (low >= WEAKEST * high)
+    every, worst = torch.stack([mild.all().to(wide), torch.where(mild, high / low, 1.0).amax()]).tolist()
+    rest = None if every else mild.nonzero()[:, 0]  # None: all
+    if not every:
+        hard = (~mild).nonzero()[:, 0]
+        part = own.take(hard, wide)
+        found.append(Solved(hard, part, *_each_token(part, dtype)))
+    if narrow and dtype != wide and (rest is None or len(rest)):
+        part = own.take(rest, dtype)
+        base = _base(part)
+        easy, index = base.ratio < EASY, rest
+        if bool(easy.all()):
+            rest = own.alpha.new_empty(0, dtype=torch.int64)
+        else:
+            some, rest = ((x if rest is None else rest[x]) for x in ((y.nonzero()[:, 0]) for y in (easy, ~easy)))
+            part, base, index = own.take(some, dtype), base.take(easy), some
+        narrow = bool(len(part.key))
+        if narrow:
+            found.append(Solved(index, part, *_chebyshev(part, base, worst, dtype)))
+    if rest is None or len(rest):
+        part = own.take(rest, wide)
+        base = _base(part)
+        found.append(Solved(rest, part, *_chebyshev(part, base, worst, dtype)))
+        narrow = narrow or bool((base.ratio < EASY).any())
+    return found, narrow
+
+
+def _base(own: Blocks) -> Base:
+    d, gain, edge = own.key.shape[2], 1.0 if own.gain is None else own.gain, own.alpha / own.from_start
+    beta = (edge.amin(1, True) * edge.amax(1, True)).sqrt()
+    sigma = own.before[..., :d] * gain
+    before = sigma.diagonal(0, -2, -1)
+    key = (own.counted(gain / own.from_start)).sqrt() * own.key
+    largest = (before + key.square().sum(1)).amax(-1) + beta.flatten()
+    before.add_(beta.squeeze(-1))
+    lower, failed = torch.linalg.cholesky_ex(sigma)
+    inverse = inverse_of_lower(lower, failed.bool())
+    moved = torch.bmm(key, inverse)
+    inner = torch.bmm(moved, key.mT)
+    inner.diagonal(0, -2, -1).add_(1.0)
+    lower, lost = torch.linalg.cholesky_ex(inner)
+    ratio = (largest * inverse.diagonal(0, -2, -1).amax(-1)).masked_fill_((failed + lost).bool(), torch.inf)
+    return Base(inverse, half_solve(lower, moved), ratio, beta)
+
+
+def _chebyshev(own: Blocks, base: Base, worst: float, answered: torch.dtype) -> tuple[Tensor, Tensor]:
+    """A_t^-1 of the rows, and a packed report. `worst`: of alpha_t / c_t, the largest to the smallest."""
+    rows = own.rows()
+    m, size, times = len(rows), own.key.shape[1], rows.shape[1] // own.key.shape[1]
+    from_start, alpha = (x.repeat(1, times, 1) for x in (own.from_start, own.alpha))
+    turned = base.rows.mT
+
+    def apply(y: Tensor) -> Tensor:
+        """c_t B_t^-1 y_t"""
+        seen = torch.bmm(y, turned)
+        seen.view(m, times, size, size).tril_()
+        return torch.bmm(y, base.inverse).baddbmm_(seen, base.rows, alpha=-1)
+
+    edge = alpha / (base.beta * from_start)  # the spectrum lies between 1 and this
+    middle, radius = (1 + edge) / 2, (1 - edge).abs() / 2
+    delta = (alpha - base.beta * from_start) / from_start
+    enough, condition = ENOUGH[rows.dtype], math.sqrt(worst)
+    degree = 1
+    if condition > 1 + enough:
+        degree = math.ceil(math.acosh(1 / enough) / (2 * math.atanh(condition**-0.5)))
+    rest = apply(rows).div_(from_start)
+    step, rate = rest / middle, radius / middle
+    z = step.clone()
+    for _ in range(1, degree):
+        rest.sub_(step).addcmul_(delta, apply(step), value=-1)
+        scale = 1 / (2 * middle - radius * rate)
+        step.mul_(radius * scale * rate).addcmul_(2 * scale, rest)
+        z.add_(step)
+        rate = radius * scale
+    error = base.ratio * torch.finfo(rows.dtype).eps + enough + torch.finfo(answered).eps
+    route = torch.full_like(error, PRIMAL if rows.dtype == answered else FLOAT64)
+    return z, pack(Report(route, base.ratio, error))
+
+
+def _each_token(own: Blocks, answered: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The same by a factor of each token."""
+    rows, d, size = own.rows(), own.key.shape[2], own.key.shape[1]
+    fades = torch.cat([own.from_start[:, :1], own.share.diagonal(-1, -2, -1).unsqueeze(-1)], 1)
+    outs, ratios = [], []
+    for first in range(0, len(rows), FACTORED):
+        some = slice(first, first + FACTORED)
+        part, fade = own.take(torch.arange(len(rows), device=rows.device)[some], rows.dtype), fades[some]
+        key, state = part.counted(part.key), part.before[..., :d]
+        sigma = state.new_empty(len(state), size, d, d)
+        for t in range(size):
+            state = torch.baddbmm(fade[:, t : t + 1] * state, key[:, t : t + 1].mT, part.key[:, t : t + 1])
+            sigma[:, t] = state
+        if part.gain is not None:
+            sigma *= part.gain.unsqueeze(-1)
+        sigma.diagonal(0, -2, -1).add_(part.alpha)
+        lower, failed = torch.linalg.cholesky_ex(sigma)
+        right = rows[some].unflatten(1, (-1, size)).permute(0, 2, 3, 1)
+        outs.append(torch.cholesky_solve(right, lower).permute(0, 3, 1, 2).flatten(1, 2))
+        smallest = lower.diagonal(0, -2, -1).square().amin(-1)
+        ratio = sigma.diagonal(0, -2, -1).amax(-1) / smallest
+        ratios.append(ratio.masked_fill_(failed.bool(), torch.inf).amax(1))
+    ratio = torch.cat(ratios)
+    error = ratio * torch.finfo(rows.dtype).eps + torch.finfo(answered).eps
+    route = torch.full_like(error, PRIMAL if rows.dtype == answered else FLOAT64)
+    return torch.cat(outs), pack(Report(route, ratio, error))
+
+
+def _joined(parts: list[Tensor], found: list[Solved], dtype: torch.dtype) -> Tensor:
+    """Of all blocks of a span."""
+    if found[0].index is None:
+        return parts[0].to(dtype)
+    out = parts[0].new_empty(sum(map(len, parts)), *parts[0].shape[1:], dtype=dtype)
+    for part, one in zip(parts, found, strict=True):
+        assert one.index is not None
+        out[one.index] = part.to(dtype)
+    return out
+
+
+def _tokens(x: Tensor, part: Tokens) -> Tensor:
+    """(B, N, ...) of flat blocks."""
+    return x.unflatten(0, (len(part.key), -1)).flatten(1, 2)[:, : part.key.shape[1]]
