@@ -347,6 +347,18 @@ def per_token(name: str, x: Tensor, n: int) -> None:
         raise ValueError(f"{name} must be (..., N) with N = {n} tokens, got {tuple(x.shape)}")
 
 
+def per_channel(alpha: Tensor, d: int) -> None:
+    if alpha.dim() < 1 or alpha.shape[-1] != d:
+        raise ValueError(f"alpha must be (..., d) with d = {d} features, got {tuple(alpha.shape)}")
+
+
+def positive_channels(alpha: Tensor) -> None:
+    """Looks at the host."""
+    if not bool((alpha > 0).all()):
+        bad = alpha[~(alpha > 0)][0].item()
+        raise ValueError(f"alpha must be > 0 in every channel, got {bad}; one of 0 needs alpha_per='head'")
+
+
 def decay(x: Tensor) -> None:
     """Looks at the host."""
     low, high = torch.aminmax(x.detach())

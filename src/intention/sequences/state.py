@@ -14,6 +14,7 @@ import itertools
 import math
 from dataclasses import dataclass
 from os import PathLike
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as TF
@@ -25,8 +26,8 @@ from intention._call.softmax import scored
 from intention._covariance import default_alpha, gain_of, largest_alpha
 from intention.context import storage
 from intention.solve.causal.chunks import Tokens
-from intention.solve.causal.fading import chunks, faded_sums, fading
 from intention.solve.causal.each_query import triangle
+from intention.solve.causal.fading import chunks, faded_sums, fading
 from intention.solve.causal.sequence import causal
 from intention.solve.ladder import Report
 from intention.solve.problem import Problem
@@ -37,6 +38,14 @@ __all__ = ["CausalState", "causal_intention"]
 SUMS = torch.float64
 CHUNK = 64  # tokens whose sums are made at once
 SLOPES_RATIO = 1e4  # the condition up to which sums in float64 serve gradients, whose errors grow with its square
+
+
+class Ridge(NamedTuple):
+    """Of which fits are made beside tokens."""
+
+    alpha: Tensor
+    covariance: str
+    alpha_per: str = "head"  # alpha is (...); "token": (..., N); "channel": (..., d)
 
 
 @dataclass(frozen=True)
@@ -54,8 +63,9 @@ class CausalState:
 
     gram: Tensor  # (..., d, d), float64: S
     cross: Tensor  # (..., d, k), float64: B
-    alpha: Tensor  # (...)
+    alpha: Tensor  # (...), or (..., d): one for each channel
     covariance: str = "ridge"
+    alpha_per: str = "head"
 
     @staticmethod
     def empty(
@@ -66,12 +76,20 @@ class CausalState:
         alpha: float | Tensor | None = None,
         covariance: str = "ridge",
         device: torch.device | str | int | None = None,
+        alpha_per: str = "head",
     ) -> CausalState:
-        """Before the first token. `alpha` (one per head) broadcasts to the leading dimensions."""
-        alpha = _alpha(alpha, covariance, device)
-        lead = tuple(torch.broadcast_shapes(lead, alpha.shape))
+        """Before the first token. `alpha` (one per head; (..., d) per "channel") broadcasts to the leading dimensions.
+
+        One per token is given to `prefill` and `step`.
+        """
+        checks.choice("alpha_per", alpha_per, ("head", "channel"))
+        ridge = _ridge(alpha, covariance, device, alpha_per)
+        if alpha_per == "channel":
+            checks.per_channel(ridge.alpha, d)
+        own = ridge.alpha.shape[:-1] if alpha_per == "channel" else ridge.alpha.shape
+        lead = tuple(torch.broadcast_shapes(lead, own))
         gram, cross = (torch.zeros(*lead, d, size, dtype=SUMS, device=device) for size in (d, k))
-        return CausalState(gram, cross, alpha, covariance)
+        return CausalState(gram, cross, *ridge)
 
     def prefill(
         self,
@@ -82,12 +100,15 @@ class CausalState:
         weight: Tensor | None = None,
         decay: Tensor | None = None,
         scale: float | None = None,
+        alpha: Tensor | None = None,
     ) -> tuple[Tensor, CausalState]:
         """Answers (..., N, k) to the next N tokens, all at once, and the state after them.
 
-        query and key (..., N, d), value (..., N, k); weight and decay (..., N), as in `causal_intention`.
+        query and key (..., N, d), value (..., N, k); weight and decay (..., N), as in `causal_intention`; `alpha`
+        (..., N) is used for these tokens in place of the state's.
         """
-        out, state, _ = _run(query, key, value, weight, decay, scale, self)
+        ridge = None if alpha is None else _ridge(alpha, self.covariance, query.device, "token")
+        out, state, _ = _run(query, key, value, weight, decay, scale, self, ridge)
         assert state is not None
         return out, state
 
@@ -100,38 +121,38 @@ class CausalState:
         weight: Tensor | None = None,
         decay: Tensor | None = None,
         scale: float | None = None,
+        alpha: Tensor | None = None,
     ) -> tuple[Tensor, CausalState]:
         """The answer (..., k) to one token, and the state after it.
 
-        query and key (..., d), value (..., k); weight and decay (...).
+        query and key (..., d), value (..., k); weight, decay and alpha (...).
         """
-        for name, x in (("weight", weight), ("decay", decay)):
+        given = {"weight": weight, "decay": decay, "alpha": alpha}
+        for name, x in given.items():
             if x is not None:
                 checks.tensor_of_tokens(name, x)
-        out, state = self.prefill(
-            query.unsqueeze(-2),
-            key.unsqueeze(-2),
-            value.unsqueeze(-2),
-            weight=None if weight is None else weight.unsqueeze(-1),
-            decay=None if decay is None else decay.unsqueeze(-1),
-            scale=scale,
-        )
+        rest = {name: None if x is None else x.unsqueeze(-1) for name, x in given.items()}
+        out, state = self.prefill(*(x.unsqueeze(-2) for x in (query, key, value)), **rest, scale=scale)
         return out.squeeze(-2), state
 
     def reorder(self, index: Tensor, dim: int = 0) -> CausalState:
         """The states `index` (n,) of the sequences along `dim` of the leading ones: what a beam search needs."""
-        alpha = self.alpha.expand(self.gram.shape[:-2])
+        lead = self.gram.shape[:-2]
+        alpha = self.alpha.expand(self.gram.shape[:-1] if self.alpha_per == "channel" else lead)
+        dim = dim % len(lead)
         gram, cross, alpha = (x.index_select(dim, index) for x in (self.gram, self.cross, alpha))
-        return CausalState(gram, cross, alpha, self.covariance)
+        return dataclasses.replace(self, gram=gram, cross=cross, alpha=alpha)
 
     def detach(self) -> CausalState:
         """The same state without the graph that led to it."""
-        return CausalState(self.gram.detach(), self.cross.detach(), self.alpha.detach(), self.covariance)
+        gram, cross, alpha = (x.detach() for x in (self.gram, self.cross, self.alpha))
+        return dataclasses.replace(self, gram=gram, cross=cross, alpha=alpha)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Plain tensors."""
-        convex = torch.tensor(self.covariance == "convex")
-        tensors = {"gram": self.gram, "cross": self.cross, "alpha": self.alpha, "convex": convex}
+        said = {"convex": self.covariance == "convex", "channel": self.alpha_per == "channel"}
+        tensors = {"gram": self.gram, "cross": self.cross, "alpha": self.alpha}
+        tensors |= {name: torch.tensor(x) for name, x in said.items()}
         return {name: x.detach().clone(memory_format=torch.contiguous_format) for name, x in tensors.items()}
 
     @staticmethod
@@ -139,7 +160,8 @@ class CausalState:
         if missing := {"gram", "cross", "alpha", "convex"} - set(state):
             raise ValueError(f"this is not the whole state of a CausalState: {', '.join(sorted(missing))} missing")
         covariance = "convex" if bool(state["convex"]) else "ridge"
-        return CausalState(state["gram"], state["cross"], state["alpha"], covariance)
+        per = "channel" if bool(state.get("channel", False)) else "head"
+        return CausalState(state["gram"], state["cross"], state["alpha"], covariance, per)
 
     def save(self, path: str | PathLike) -> None:
         """A safetensors file."""
@@ -164,6 +186,7 @@ def causal_intention(
     decay: Tensor | None = None,
     scale: float | None = None,
     cu_seqlens: Tensor | None = None,
+    alpha_per: str = "head",
 ) -> Tensor:
     """The answer to every token from a fit of the tokens up to it, in O(N (d^2 + d k)) time.
 
@@ -172,26 +195,33 @@ def causal_intention(
         value: (..., N, k).
         alpha, covariance, scale: as in `functional.intention`; the covariance is "ridge" or "convex".
         weight: (..., N) >= 0; 0 leaves a token out (padding), others are input gates.
-        decay: (..., N) in (0, 1]: at token t everything before it counts decay_t times what it did. alpha does not
-            decay.
+        decay: (..., N) in [0, 1]: at token t everything before it counts decay_t times what it did; 0 is a reset.
+            alpha does not decay.
         cu_seqlens: (S + 1,) integers from 0 to N: the sequences of a packed batch, each with a fit of its own.
+        alpha_per: "head": alpha is (...); "token": (..., N), that of each fit; "channel": (..., d) > 0, a ridge whose
+            features differ. The last two with the ridge covariance.
 
     Returns:
         (..., N, k), in the dtype of the inputs.
     """
-    regulariser = _alpha(alpha, covariance, query.device)
+    ridge = _ridge(alpha, covariance, query.device, alpha_per)
     if cu_seqlens is not None:
-        return _packed(query, key, value, regulariser, covariance, weight, decay, scale, cu_seqlens)
-    return _run(query, key, value, weight, decay, scale, (regulariser, covariance))[0]
+        return _packed(query, key, value, ridge, weight, decay, scale, cu_seqlens)
+    return _run(query, key, value, weight, decay, scale, ridge)[0]
 
 
-def _alpha(alpha: float | Tensor | None, covariance: str, device: torch.device | str | int | None) -> Tensor:
+def _ridge(
+    alpha: float | Tensor | None, covariance: str, device: torch.device | str | int | None, alpha_per: str
+) -> Ridge:
     checks.choice("covariance", covariance, ("ridge", "convex"))
-    if isinstance(alpha, Tensor):
-        return alpha
-    alpha = default_alpha(covariance) if alpha is None else alpha
-    checks.alpha_number(alpha, largest_alpha(covariance))
-    return torch.tensor(float(alpha), dtype=SUMS, device=device)  # rounded where the tokens are
+    checks.choice("alpha_per", alpha_per, ("head", "token", "channel"))
+    if alpha_per != "head" and covariance != "ridge":
+        raise ValueError(f"one alpha per {alpha_per} goes with covariance='ridge', got {covariance!r}")
+    if not isinstance(alpha, Tensor):
+        alpha = default_alpha(covariance) if alpha is None else alpha
+        checks.alpha_number(alpha, largest_alpha(covariance))
+        alpha = torch.tensor(float(alpha), dtype=SUMS, device=device)  # rounded where the tokens are
+    return Ridge(alpha, covariance, alpha_per)
 
 
 def _run(
@@ -201,7 +231,8 @@ def _run(
     weight: Tensor | None,
     decay: Tensor | None,
     scale: float | None,
-    before: CausalState | tuple[Tensor, str],
+    before: CausalState | Ridge,
+    ridge: Ridge | None = None,
 ) -> tuple[Tensor, CausalState | None, Report]:
     """Answers, the state after them where there was one, a report; without values answers are transformed queries."""
     read = key if value is None else value
@@ -211,12 +242,17 @@ def _run(
     if query.shape[-2] != n:
         raise ValueError(f"every token has a query, a key and a value, got {query.shape[-2]} queries and {n} keys")
     state = before if isinstance(before, CausalState) else None
-    alpha, covariance = (before.alpha, before.covariance) if isinstance(before, CausalState) else before
-    shapes = {"query": query.shape[:-2], "key": key.shape[:-2], "value": read.shape[:-2], "alpha": alpha.shape}
-    for name, x in (("weight", weight), ("decay", decay)):
+    alpha, covariance, per = ridge or (before.alpha, before.covariance, before.alpha_per)
+    shapes = {"query": query.shape[:-2], "key": key.shape[:-2], "value": read.shape[:-2]}
+    for name, x in (("weight", weight), ("decay", decay), ("alpha", alpha if per == "token" else None)):
         if x is not None:
             checks.per_token(name, x, n)
             shapes[name] = x.shape[:-1]
+    if per == "channel":
+        checks.per_channel(alpha, key.shape[-1])
+        if not compiling():
+            checks.positive_channels(look(alpha))
+    shapes["alpha"] = alpha.shape if per == "head" else alpha.shape[:-1]
     if state is not None:
         checks.state_of(state.gram, state.cross, key.shape[-1], 0 if value is None else read.shape[-1])
         shapes["state"] = state.gram.shape[:-2]
@@ -228,14 +264,14 @@ def _run(
         own = x.shape[x.dim() - trailing :]
         return x.to(to).expand((*lead, *own)).reshape(math.prod(lead), *own)
 
-    regulariser = flat(alpha.to(query.device), 0)
+    regulariser = flat(alpha.to(query.device), 0 if per == "head" else 1)
     gain = gain_of(regulariser, covariance)
     fades = None if decay is None else flat(decay, 1, SUMS)
     values, weights = None if value is None else flat(value, 2), None if weight is None else flat(weight, 1)
     gram = None if state is None else flat(state.gram, 2, SUMS)
     cross = None if state is None or value is None else flat(state.cross, 2, SUMS)
     tokens = Tokens(flat(query, 2), flat(key, 2), values, weights, regulariser, gain, gram, cross)
-    out, packed = causal(tokens, fades)
+    out, packed = causal(_divided(tokens) if per == "channel" else tokens, fades)
     report = Report(*(x.reshape(lead) for x in packed.unbind(-1)))
     if scale is not None:
         out = out * scale
@@ -244,6 +280,17 @@ def _run(
         return out, None, report
     gram, cross = (x.reshape(*lead, *x.shape[1:]) for x in _after(tokens, fades))
     return out, dataclasses.replace(state, gram=gram, cross=cross), report
+
+
+def _divided(tokens: Tokens) -> Tokens:
+    """With an alpha of 1 in place of one for each channel (B, d): q (K'K + D)^-1 = (q D^-1/2) (..)^-1 D^-1/2."""
+    root = tokens.alpha.sqrt().unsqueeze(1)
+    wide = root.to(SUMS)
+    gram = None if tokens.gram is None else tokens.gram / wide / wide.mT
+    cross = None if tokens.cross is None else tokens.cross / wide.mT
+    one = torch.ones_like(tokens.alpha[:, 0])
+    rest = (tokens.value, tokens.weight, one, tokens.gain, gram, cross)
+    return Tokens(tokens.query / root, tokens.key / root, *rest)
 
 
 def _after(tokens: Tokens, decay: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -267,8 +314,7 @@ def _packed(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    alpha: Tensor,
-    covariance: str,
+    ridge: Ridge,
     weight: Tensor | None,
     decay: Tensor | None,
     scale: float | None,
@@ -297,7 +343,10 @@ def _packed(
 
         own = there.to(key.dtype) if weight is None else torch.where(there, part(weight, -1), 0.0)
         fade = None if decay is None else torch.where(there, part(decay, -1), 1.0)
-        before = (alpha.unsqueeze(-1) if alpha.dim() else alpha, covariance)
+        alpha, _, per = ridge
+        if alpha.dim():
+            alpha = part(alpha, -1) if per == "token" else alpha.unsqueeze(-2 if per == "channel" else -1)
+        before = ridge._replace(alpha=alpha)
         out, *_ = _run(part(query, -2), part(key, -2), part(value, -2), own, fade, scale, before)
         outs.append(out.flatten(-3, -2).index_select(-2, there.flatten().nonzero()[:, 0]))
         places.append(index[there])
@@ -321,9 +370,7 @@ def sigma_stream(
     keys, values = torch.cat([keys, key], -2), torch.cat([values, value], -2)
     shown = None if seen == 0 else triangle(query.shape[-2], keys.shape[-2], key.device, seen)
 
-    def transformed(
-        query: Tensor, key: Tensor, before: CausalState | tuple[Tensor, str]
-    ) -> tuple[Tensor, CausalState | None, bool]:
+    def transformed(query: Tensor, key: Tensor, before: CausalState | Ridge) -> tuple[Tensor, CausalState | None, bool]:
         moved, after, report = _run(query, key, None, None, None, scale, before)
         told = Problem(query, key, value, None, state.alpha, None)
         moved, _, again = scored(moved[..., key.shape[-2] - m :, :], keys.to(moved.dtype), report, "auto", told)
@@ -335,7 +382,7 @@ def sigma_stream(
     if again and free:
         moved, after, _ = transformed(query.double(), key.double(), state)
     elif again:  # of the sums slopes know too little, and here all keys are known
-        moved, *_ = transformed(TF.pad(query.double(), (0, 0, seen, 0)), keys.double(), (state.alpha, covariance))
+        moved, *_ = transformed(TF.pad(query.double(), (0, 0, seen, 0)), keys.double(), Ridge(state.alpha, covariance))
     assert after is not None
     if not free:
         after = dataclasses.replace(after, gram=state.gram + key.mT @ key)

@@ -25,7 +25,7 @@ from intention.solve.problem import Fit, Plan, Problem, fit, predict, refine
 ROUTES = ("primal", "dual", "refined", "float64", "pinv", "qr")
 PRIMAL, DUAL, REFINED, FLOAT64, PINV, QR = range(len(ROUTES))
 # Of causal fits: the condition up to which float64 leaves errors of 1e-6 at most, and the estimated error that is
-# accepted; float32 stays below it where it serves, conjugate gradients where they have ended.
+# accepted; float32 stays below it where it serves.
 SEQUENCE_RATIO, SEQUENCE_ERROR = 1e9, 1e-5
 TOLERATED = 1e-3  # an estimated relative error above this is worth a warning
 

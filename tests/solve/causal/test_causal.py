@@ -96,6 +96,7 @@ def token_by_token(tokens: Tokens, decay: Tensor | None) -> Tensor:
         ridge = (alpha[:, t] if alpha.dim() > 1 else alpha).view(-1, 1, 1)
         out = query[:, t : t + 1] @ torch.linalg.inv(sigma + ridge * torch.eye(d, dtype=D))
         if value is not None:
+            assert told is not None
             told = left * told + counted * value[:, t, None]
             out = out @ told
         outs.append(out)

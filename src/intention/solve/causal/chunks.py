@@ -95,7 +95,9 @@ def chunked(tokens: Tokens, size: int) -> Chunked:
 
     weight = None if tokens.weight is None else tokens.weight.unsqueeze(-1)
     if tokens.alpha.dim() > 1:
-        alpha = torch.cat([tokens.alpha, tokens.alpha[:, -1:].expand(-1, missing)], 1).view(len(tokens.alpha), -1, size, 1)
+        alpha = torch.cat([tokens.alpha, tokens.alpha[:, -1:].expand(-1, missing)], 1).view(
+            len(tokens.alpha), -1, size, 1
+        )
     else:
         alpha = tokens.alpha.view(-1, 1, 1, 1)
     gain = None if tokens.gain is None else tokens.gain.view(-1, 1, 1, 1)

@@ -25,7 +25,6 @@ class Fading(NamedTuple):
         """D_{t-1,s}, 0 from the diagonal on, and c_{t-1}."""
         return pad(self.share[..., :-1, :], (0, 0, 1, 0)), pad(self.from_start[..., :-1, :], (0, 0, 1, 0), value=1.0)
 
-
     def to(self, dtype: torch.dtype) -> Fading:
         """For products with tokens of this precision."""
         return Fading(self.share.to(dtype), self.from_start.to(dtype), self.to_end.to(dtype), self.whole)

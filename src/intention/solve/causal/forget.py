@@ -27,8 +27,8 @@ from intention.solve.causal.gradients import Nine
 from intention.solve.factor import inverse_of_lower
 from intention.solve.ladder import FLOAT64, PRIMAL, Report, has_float64, pack
 
-BLOCK = 16  # tokens
-SEQUENCES, AT_ONCE = 16, 128  # that are worked on at once, and blocks of them: what they need stays in the cache
+BLOCK = 32  # tokens
+SEQUENCES, AT_ONCE = 16, 64  # that are worked on at once, and blocks of them: what they need stays in the cache
 WEAKEST = 1e-2  # of alpha_t / c_t, the smallest of a block to the largest: beyond it tokens have factors of their own
 FACTORED = 32  # blocks whose tokens are factored at once
 EASY = 30.0  # the ratio below which float32 serves
@@ -76,7 +76,7 @@ class Blocks(NamedTuple):
 class Solved(NamedTuple):
     """Some blocks of a span, in the precision that they need."""
 
-    index: Tensor | None  # None: all
+    which: Tensor | None  # None: all
     own: Blocks
     z: Tensor  # A_t^-1 of their rows
     report: Tensor  # (M, 3), packed; the condition is a lower bound of that of the worst A_t
@@ -112,8 +112,8 @@ def _solve_group(tokens: Tokens, decay: Tensor) -> tuple[Tensor, Tensor]:
 
 def pull(grad: Tensor, tokens: Tokens, decay: Tensor) -> Nine:
     """First-order gradients of all tensors of `tokens` and of the decays, in the precisions of the forward."""
-    starts = range(0, len(decay), SEQUENCES)
-    parts = [_pull_group(grad[i : i + SEQUENCES], *group) for i, group in zip(starts, _groups(tokens, decay), strict=True)]
+    groups = zip(grad.split(SEQUENCES), _groups(tokens, decay), strict=True)
+    parts = [_pull_group(some, *group) for some, group in groups]
     return tuple(None if xs[0] is None else torch.cat(xs) for xs in zip(*parts, strict=True))
 
 
@@ -158,8 +158,8 @@ def _spans(tokens: Tokens, decay: Tensor) -> list[tuple[Tokens, Tensor, slice]]:
     for i in range(0, decay.shape[1], step):
         some = slice(i, i + step)
         alpha = tokens.alpha[:, some] if tokens.alpha.dim() > 1 else tokens.alpha
-        part = (None if x is None else x[:, some] for x in tokens[:4])
-        found.append((Tokens(*part, alpha, tokens.gain, None, None), decay[:, some], some))
+        part = *(None if x is None else x[:, some] for x in tokens[:4]), alpha, tokens.gain, None, None
+        found.append((Tokens._make(part), decay[:, some], some))
     return found
 
 
@@ -189,7 +189,7 @@ def _solved(own: Blocks, narrow: bool) -> tuple[list[Solved], bool]:
     wide, dtype, found = own.before.dtype, own.key.dtype, []
     edge = own.alpha / own.from_start
     low, high = edge.amin((1, 2)), edge.amax((1, 2))
-    mild = (low > 0) & (low >= WEAKEST * high)
+    mild = (low > 0) & (high < torch.inf) & (low >= WEAKEST * high)
     every, worst = torch.stack([mild.all().to(wide), torch.where(mild, high / low, 1.0).amax()]).tolist()
     rest = None if every else mild.nonzero()[:, 0]  # None: all
     if not every:
@@ -298,12 +298,12 @@ def _each_token(own: Blocks, answered: torch.dtype) -> tuple[Tensor, Tensor]:
 
 def _joined(parts: list[Tensor], found: list[Solved], dtype: torch.dtype) -> Tensor:
     """Of all blocks of a span."""
-    if found[0].index is None:
+    if found[0].which is None:
         return parts[0].to(dtype)
     out = parts[0].new_empty(sum(map(len, parts)), *parts[0].shape[1:], dtype=dtype)
     for part, one in zip(parts, found, strict=True):
-        assert one.index is not None
-        out[one.index] = part.to(dtype)
+        assert one.which is not None
+        out[one.which] = part.to(dtype)
     return out
 
 

@@ -112,7 +112,7 @@ def fits(*args: Any) -> tuple[tuple[Tensor, Tensor, Tensor], Seen]:
     tokens, decay = Tokens._make(nine[:8]), nine[8]
     out, packed, settled = _in_chunks(tokens, decay, transposed)
     condition, error = packed[:, 1], packed[:, 2]
-    if settled:
+    if settled or not out.numel():
         return (out, _steep(condition), packed), Seen(False, None)
     derived = transposed or (decay is not None and tokens.value is None)
     limit = DERIVED_RATIO if derived else SEQUENCE_RATIO
@@ -147,16 +147,22 @@ def _in_chunks(tokens: Tokens, decay: Tensor | None, transposed: bool) -> tuple[
         checks.decay(decay)
         if not transposed:
             return *forget.solve(tokens, decay), False
-        wide, solve = _solver((*tokens, decay), lambda *args: forget.solve(Tokens._make(args[:8]), args[8]))
-        _, key, value, weight, *_, cross, fades = wide  # A_t^-1 (B_t g_t)
-        counted = key if weight is None else weight.unsqueeze(-1) * key
-        start = None if cross is None else cross.mT
-        out, packed = solve(gradients.read(gradients.faded(fades, key), wide[0], value, counted, start), False, False)
+        wide, _ = _solver((*tokens, decay), _plain)
+        whole = Tokens._make(wide[:8])
+        out, packed = forget.solve(whole._replace(query=_told(whole, decay), value=None, cross=None), decay)
         return out.to(tokens.key.dtype), packed.to(tokens.key.dtype), False
     if not transposed:
         return native.forward(*tokens) or solve_causal(tokens)
     _, packed, _ = solve_causal(tokens._replace(query=tokens.key, value=None, cross=None))
     return pull_causal(tokens.query, tokens._replace(query=tokens.key)).query, packed, False
+
+
+def _told(tokens: Tokens, decay: Tensor) -> Tensor:
+    """B_t g_t, `query` being g."""
+    grad, key, value, weight, *_, cross = tokens
+    assert value is not None
+    counted = key if weight is None else weight.unsqueeze(-1) * key
+    return gradients.read(gradients.faded(decay, key), grad, value, counted, None if cross is None else cross.mT)
 
 
 def _residual(tokens: Tokens, decay: Tensor | None, r: Tensor) -> Tensor:
@@ -258,9 +264,12 @@ def pull_first(grad: Tensor, nine: Nine, way: Tensor, transposed: bool, hidden: 
     slow = way >= (STEEP if fades or (hidden and tokens.weight is not None) else ROOTED)
     if transposed or (fades and bool(slow.all())):
         return _pull(grad, nine, transposed, _plain)
-    quick = forget.pull(grad, tokens, decay) if fades else (*pull_causal(grad, tokens), decay)
-    if hidden and not fades and bool((way == STEEP).any()):
-        slow = slow | ((way == STEEP) & _lost(quick, nine))
+    if decay is not None and fades:
+        quick = forget.pull(grad, tokens, decay)
+    else:
+        quick = (*pull_causal(grad, tokens), decay)
+        if hidden and bool((way == STEEP).any()):
+            slow = slow | ((way == STEEP) & _lost(quick, nine))
     if not bool(slow.any()):
         return quick
     index = slow.nonzero()[:, 0]
