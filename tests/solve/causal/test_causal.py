@@ -228,8 +228,9 @@ def test_transforms_of_what_chunks_do_not_serve(alpha: float) -> None:
 @pytest.mark.parametrize("gamma", [None, 0.97, 0.01])  # chunks; blocks that forget; factors of each token
 def test_derivatives(gamma: float | None, values: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of queries, keys, values, weights, alpha, gain, state and decays: first, second, and forward mode."""
-    for module, name in ((spans, "FIRST"), (by_roots, "LENGTH"), (gradients, "LENGTH"), (forget, "BLOCK")):
+    for module, name in ((spans, "FIRST"), (by_roots, "LENGTH"), (gradients, "LENGTH")):
         monkeypatch.setattr(module, name, 3)  # several chunks
+    monkeypatch.setattr(forget, "BLOCKS", (3,))
     nine = everything(5, gamma=gamma)
     if not values:
         nine[2] = nine[7] = None

@@ -156,8 +156,9 @@ def nine(n: int, per_token: bool, values: bool) -> list[Tensor | None]:
 @pytest.mark.parametrize("size", [3, 64])
 def test_derivatives_at_a_reset(per_token: bool, values: bool, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of everything: first, second, and forward mode."""
-    for module, name in ((by_roots, "LENGTH"), (gradients, "LENGTH"), (forget, "BLOCK")):
+    for module, name in ((by_roots, "LENGTH"), (gradients, "LENGTH")):
         monkeypatch.setattr(module, name, size)
+    monkeypatch.setattr(forget, "BLOCKS", (size,))
     monkeypatch.setattr(forget, "AT_ONCE", 2)
     monkeypatch.setattr(sequence.checks, "decay", lambda _: None)  # steps of gradcheck go beyond 0 and 1
     every = nine(5, per_token, values)
@@ -209,7 +210,7 @@ def test_transforms_at_a_reset(per: str) -> None:
 @pytest.mark.parametrize("n", [1, 16, 33, 200])
 def test_blocks_and_spans_do_not_show(n: int, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Mild and hard ones, easy and not, in groups of sequences, against the slow way to the same gradients."""
-    monkeypatch.setattr(forget, "BLOCK", block)
+    monkeypatch.setattr(forget, "BLOCKS", (block,))
     monkeypatch.setattr(forget, "AT_ONCE", 6)
     monkeypatch.setattr(forget, "SEQUENCES", 2)
     monkeypatch.setattr(forget, "FACTORED", 2)
@@ -376,4 +377,4 @@ def test_compiled_is_the_same(per: str) -> None:
     torch.testing.assert_close(plain, quick)
     pairs = zip(*(torch.autograd.grad(x.square().sum(), own) for x in (plain, quick)), strict=True)
     for one, two in pairs:
-        torch.testing.assert_close(one, two)
+        torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-4)  # keys are divided in another order
