@@ -53,7 +53,7 @@ def backward(grad: Tensor, *tokens: Tensor | None) -> Pulled | None:
     assert key is not None
     if call is None or not readable(grad, key.dtype) or (given := _given(tokens)) is None:
         return None
-    grad = _rows(grad)
+    grad = rows(grad)
     (batch, _, d), k = key.shape, 0 if value is None else value.shape[2]
     wide = torch.float64
     found = Pulled(
@@ -79,7 +79,7 @@ class Given(NamedTuple):
         query, key, value, weight, alpha, gain, gram, cross = self.tokens
         assert key is not None
         sizes = (*key.shape, 0 if value is None else value.shape[2])
-        strides = [number for x in (query, key, value, grad) for number in _described(x)]
+        strides = [number for x in (query, key, value, grad) for number in described_rows(x)]
         ends = [0 if x is None else x.data_ptr() for x in (weight, alpha, gain, gram, cross)]
         return (key.dtype == torch.float64, torch.get_num_threads(), *sizes, *strides, *ends)
 
@@ -94,15 +94,15 @@ def _given(tokens: tuple[Tensor | None, ...]) -> Given | None:
     if value is not None and not value.shape[2]:
         return None
     sums = [None if x is None else x.double().contiguous() for x in (gram, cross)]
-    rows = [None if x is None else _rows(x) for x in (query, key, value)]
+    side = [None if x is None else rows(x) for x in (query, key, value)]
     flat = [None if x is None else x.contiguous() for x in (weight, alpha, gain)]
-    return Given((*rows, *flat, *sums))
+    return Given((*side, *flat, *sums))
 
 
-def _rows(x: Tensor) -> Tensor:
+def rows(x: Tensor) -> Tensor:
     """Columns side by side."""
     return x if x.stride(2) == 1 or x.shape[2] == 1 else x.contiguous()
 
 
-def _described(x: Tensor | None) -> tuple[int, int, int]:
+def described_rows(x: Tensor | None) -> tuple[int, int, int]:
     return (0, 0, 0) if x is None else (x.data_ptr(), x.stride(0), x.stride(1))

@@ -1,5 +1,7 @@
 // What Python calls: chooses the instruction set when loaded, and splits large batches between threads.
 #include <algorithm>
+#include <cstdlib>
+#include <memory>
 #include <vector>
 
 #if defined(__linux__)
@@ -26,11 +28,13 @@ struct Kernels {
     Kernel<RidgeArguments> ridge_forward, ridge_backward, transform_forward, transform_backward, sigma_forward,
         sigma_backward;
     Kernel<CausalArguments> causal_forward, causal_backward;
+    int (*forget)(const ForgetArguments&, const ForgetPlan&, ForgetStage, int64_t, int64_t);
+    int64_t lanes;  // numbers of 4 bytes in a register
 };
 
-#define KERNELS_OF(ARCH)                                                                                  \
+#define KERNELS_OF(ARCH, LANES)                                                                                  \
     {#ARCH, ARCH::ridge_forward, ARCH::ridge_backward, ARCH::transform_forward, ARCH::transform_backward, \
-     ARCH::sigma_forward, ARCH::sigma_backward, ARCH::causal_forward, ARCH::causal_backward}
+     ARCH::sigma_forward, ARCH::sigma_backward, ARCH::causal_forward, ARCH::causal_backward, ARCH::forget, LANES}
 
 #ifdef INTENTION_X86
 struct Processor {
@@ -52,10 +56,10 @@ Processor processor() {
 Kernels choose() {
 #ifdef INTENTION_X86
     const Processor found = processor();
-    if (found.avx512) return KERNELS_OF(avx512);
-    if (found.avx2) return KERNELS_OF(avx2);
+    if (found.avx512) return KERNELS_OF(avx512, 16);
+    if (found.avx2) return KERNELS_OF(avx2, 8);
 #endif
-    return KERNELS_OF(baseline);
+    return KERNELS_OF(baseline, 4);
 }
 
 const Kernels kernels = choose();
@@ -118,9 +122,84 @@ double causal_work(const CausalArguments& a) {
     return double(a.tokens) * d * (3 * d + 4 * k);
 }
 
+// ---- sequences that forget: every lane of a register has a part of a sequence ----
+
+constexpr int64_t SHORTEST = 64;  // tokens of a part: with fewer its sums are much of the work
+constexpr double SUMS_SHARE = 1.1;  // what parts cost more, because their sums are made first
+
+int64_t lanes_of(const ForgetArguments& a) { return a.is_double ? kernels.lanes / 2 : kernels.lanes; }
+int64_t groups_of(const ForgetArguments& a, const ForgetPlan& plan) {
+    return (a.batch * plan.parts + lanes_of(a) - 1) / lanes_of(a);
+}
+
+// As many parts as fill lanes and threads best.
+void cut(const ForgetArguments& a, ForgetPlan& plan) {
+    double least = 0;
+    plan.parts = 1, plan.length = a.tokens;
+    for (int64_t parts = 1; parts == 1 || a.tokens / parts >= SHORTEST; ++parts) {
+        const ForgetPlan one = {parts, (a.tokens + parts - 1) / parts, nullptr, nullptr, nullptr, nullptr, nullptr, 0};
+        const int64_t rounds = (groups_of(a, one) + a.threads - 1) / a.threads;
+        const double cost = double(rounds * one.length) * (parts > 1 ? SUMS_SHARE : 1);
+        if (parts == 1 || cost < least) plan = one, least = cost;
+        if (a.batch * parts >= 4 * lanes_of(a) * a.threads) break;
+    }
+}
+
+void each_group(const ForgetArguments& a, const ForgetPlan& plan, ForgetStage stage) {
+    const int64_t groups = groups_of(a, plan);
+    if (a.threads <= 1 || groups == 1) {
+        kernels.forget(a, plan, stage, 0, groups);
+        return;
+    }
+    in_parallel(std::min(a.threads, groups), groups, [&](int64_t i) { kernels.forget(a, plan, stage, i, i + 1); });
+}
+
+// Sums of each part's tokens become those of all before it, or after it.
+template <class T>
+void add_up(const ForgetArguments& a, const ForgetPlan& plan, double* parts, bool later) {
+    const int64_t d = a.features, k = a.columns, size = d * (d + k);
+    std::vector<double> sum(static_cast<std::size_t>(size));
+    for (int64_t b = 0; b < a.batch; ++b) {
+        for (int64_t i = 0; i < size; ++i) {
+            const double* from = i < d * d ? a.gram : a.cross;
+            sum[std::size_t(i)] = later || !from ? 0 : i < d * d ? from[b * d * d + i] : from[b * d * k + i - d * d];
+        }
+        for (int64_t j = 0; j < plan.parts; ++j) {
+            const int64_t part = later ? plan.parts - 1 - j : j;
+            const int64_t first = std::min(part * plan.length, a.tokens), last = std::min(first + plan.length, a.tokens);
+            double fade = 1;
+            for (int64_t t = first; a.decay && t < last; ++t) fade *= double(static_cast<const T*>(a.decay)[b * a.tokens + t]);
+            double* own = parts + (b * plan.parts + part) * size;
+            for (int64_t i = 0; i < size; ++i) {
+                const double before = sum[std::size_t(i)];
+                sum[std::size_t(i)] = fade * before + own[i];
+                own[i] = before;
+            }
+        }
+        if (later && a.to_gram) std::copy(sum.begin(), sum.begin() + d * d, a.to_gram + b * d * d);
+        if (later && a.to_cross) std::copy(sum.begin() + d * d, sum.end(), a.to_cross + b * d * k);
+    }
+}
+void add_up(const ForgetArguments& a, const ForgetPlan& plan, double* parts, bool later) {
+    a.is_double ? add_up<double>(a, plan, parts, later) : add_up<float>(a, plan, parts, later);
+}
+
+// The worst part of each sequence.
+template <class T>
+void tell(const ForgetArguments& a, const ForgetPlan& plan) {
+    constexpr double EPS = sizeof(T) == 4 ? __FLT_EPSILON__ : __DBL_EPSILON__;
+    for (int64_t b = 0; b < a.batch; ++b) {
+        double ratio = 1, error = 0, wide = 0;
+        for (const double* part = plan.reports + 3 * b * plan.parts; part < plan.reports + 3 * (b + 1) * plan.parts; part += 3)
+            wide = std::max(wide, part[0]), ratio = std::max(ratio, part[1]), error = std::max(error, part[2]);
+        T* to = static_cast<T*>(a.report) + 3 * b;
+        to[0] = T(wide != 0 ? FLOAT64 : PRIMAL), to[1] = T(ratio), to[2] = T(error + EPS);
+    }
+}
+
 }  // namespace
 
-EXPORTED int intention_native_abi(void) { return 5; }
+EXPORTED int intention_native_abi(void) { return 6; }
 EXPORTED const char* intention_native_arch(void) { return kernels.name; }
 EXPORTED void intention_native_forked(void) { begin_anew(); }  // where the fork was before this library was loaded
 
@@ -165,4 +244,53 @@ EXPORTED int intention_causal_forward(const CausalArguments* a) {
 }
 EXPORTED int intention_causal_backward(const CausalArguments* a) {
     return share(kernels.causal_backward, *a, 3 * causal_work(*a));
+}
+
+// Parts of sequences, and the sums before each.
+void cut_and_sum(const ForgetArguments& a, ForgetPlan& plan, std::vector<double>& starts) {
+    cut(a, plan);
+    if (plan.parts == 1) return;
+    starts.resize(std::size_t(a.batch * plan.parts * a.features * (a.features + a.columns)));
+    plan.starts = starts.data();
+    each_group(a, plan, SUMS);
+    add_up(a, plan, plan.starts, false);
+}
+
+EXPORTED int intention_forget_forward(const ForgetArguments* a) {
+    ForgetPlan plan = {};
+    std::vector<double> starts;
+    cut_and_sum(*a, plan, starts);
+    std::vector<double> reports(std::size_t(3 * a->batch * plan.parts));
+    plan.reports = reports.data();
+    each_group(*a, plan, ANSWERS);
+    a->is_double ? tell<double>(*a, plan) : tell<float>(*a, plan);
+    return 0;
+}
+
+EXPORTED int intention_forget_backward(const ForgetArguments* a) {
+    ForgetPlan plan = {};
+    std::vector<double> starts, ends;
+    cut_and_sum(*a, plan, starts);
+    std::vector<double> gains(std::size_t(a->batch * plan.parts));
+    plan.gains = gains.data();
+    if (plan.parts == 1) {
+        each_group(*a, plan, BOTH_SWEEPS);
+    } else {
+        const int64_t d = (a->features + 3) / 4 * 4, pieces = (plan.length + 31) / 32;
+        plan.room_bytes = pieces * (64 + 2 * 64 * (2 * 32 * d + 2 * 32 + (a->to_decay ? d * (d + a->columns) : 0)));
+        const std::unique_ptr<char, void (*)(void*)> room(
+            static_cast<char*>(std::aligned_alloc(64, std::size_t(groups_of(*a, plan) * plan.room_bytes))), std::free);
+        plan.room = room.get();
+        ends.resize(starts.size());
+        plan.ends = ends.data();
+        each_group(*a, plan, SOLUTIONS);
+        each_group(*a, plan, LATER_SUMS);
+        add_up(*a, plan, plan.ends, true);
+        each_group(*a, plan, SLOPES);
+    }
+    for (int64_t b = 0; a->to_gain && b < a->batch; ++b) {
+        a->to_gain[b] = 0;
+        for (int64_t j = 0; j < plan.parts; ++j) a->to_gain[b] += gains[std::size_t(b * plan.parts + j)];
+    }
+    return 0;
 }

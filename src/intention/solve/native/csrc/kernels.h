@@ -3,6 +3,7 @@
 
 #include "arguments.h"
 #include "causal.h"
+#include "forget.h"
 
 #define INTENTION_KERNELS(ARCH)                                                      \
     namespace ARCH {                                                                 \
@@ -10,6 +11,7 @@
     int ridge_backward(const RidgeArguments&, std::int64_t from, std::int64_t to);   \
     int causal_forward(const CausalArguments&, std::int64_t from, std::int64_t to);  \
     int causal_backward(const CausalArguments&, std::int64_t from, std::int64_t to); \
+    int forget(const ForgetArguments&, const ForgetPlan&, ForgetStage, std::int64_t from, std::int64_t to); \
     int transform_forward(const RidgeArguments&, std::int64_t from, std::int64_t to);  \
     int transform_backward(const RidgeArguments&, std::int64_t from, std::int64_t to); \
     int sigma_forward(const RidgeArguments&, std::int64_t from, std::int64_t to);    \

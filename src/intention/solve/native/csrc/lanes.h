@@ -16,10 +16,10 @@ void lane_tile(Int depth, Lanes<T> a, Lanes<T> b, Lanes<T> c, Vec<T> scale, bool
     for (Int l = 0; l < depth; ++l) {
         Vec<T> row[S];
 #pragma GCC unroll 4
-        for (int s = 0; s < S; ++s) row[s] = b(l, s);
+        for (int s = 0; s < S; ++s) row[s] = kept<T>(b(l, s));
 #pragma GCC unroll 4
         for (int r = 0; r < R; ++r) {
-            const Vec<T> x = a(r, l);
+            const Vec<T> x = kept<T>(a(r, l));
 #pragma GCC unroll 4
             for (int s = 0; s < S; ++s) sum[r][s] += x * row[s];
         }

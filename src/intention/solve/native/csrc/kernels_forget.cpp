@@ -1,0 +1,576 @@
+// Causal least squares that forgets: S_t = gamma_t S_{t-1} + w_t k_t k_t', B_t = gamma_t B_{t-1} + w_t k_t v_t',
+// z_t = (c S_t + alpha_t I)^-1 q_t, o_t = z_t B_t. Every token has a factor of its own, in as many lanes as a register has:
+// exact for any decay, with no length to choose and no iteration. What is not a factor is a product over pieces of tokens,
+//
+//     B_t = f_t B_0 + sum_{s<=t} D_ts w_s k_s v_s',   D_ts = gamma_{s+1} ... gamma_t,   f_t = gamma_1 ... gamma_t
+//
+// with sums B_0, S_0 before a piece in double. A piece in which a token asks for more than float is done in double.
+#include "forget_piece.h"
+
+#include "arguments.h"
+
+namespace INTENTION_ARCH {
+namespace {
+
+constexpr double HUGE_RATIO = 1e300;
+
+template <class S>
+struct Call {
+    // Of every lane: the largest ratio, |z| |S|^(1/2), and the error that the answers have by it.
+    struct Found {
+        double ratio[WIDTH<S>] = {}, reach[WIDTH<S>] = {}, error[WIDTH<S>] = {};
+    };
+
+    const ForgetArguments& a;
+    const ForgetPlan& plan;
+    const Int index, d, k;  // of the group; features with their padding
+    const Group<S> group;
+    Arena& memory;
+    Totals<S> totals;
+    Piece<S> narrow;
+    Piece<double> wide;
+    bool exact;    // sums are made of products in double
+    Vec<S> gain;
+    Found worst;
+
+    static constexpr int HALVES = WIDTH<S> / WIDTH<double>;
+
+    Call(const ForgetArguments& a, const ForgetPlan& plan, Int index, Arena& memory, bool backward)
+        : a(a), plan(plan), index(index), d(in_panels(a.features)), k(a.columns), group(a, plan, index), memory(memory),
+          exact(sizeof(S) == 8) {
+        totals.place(memory, d, k);
+        narrow.place(memory, d, k, backward);
+        if (sizeof(S) == 4) wide.place(memory, d, k, backward);
+        for (int g = 0; g < WIDTH<S>; ++g) {
+            gain[g] = a.gain ? static_cast<const S*>(a.gain)[group.sequence[g]] : S(1);
+        }
+    }
+
+    Int pieces() const { return ceil_div(group.longest, PIECE); }
+    Int part(int lane) const { return index * WIDTH<S> + lane; }
+    Int part_size() const { return a.features * (a.features + k); }
+
+    // The sums before the group's first token.
+    void begin(const double* parts) {
+        totals.clear();
+        for (int g = 0; g < group.used; ++g) {
+            const Int b = group.sequence[g], size = a.features;
+            if (parts) {
+                const double* from = parts + part(g) * part_size();
+                totals.read(g, from, from + size * size, size);
+            } else if (a.gram && parts == plan.starts) {
+                totals.read(g, a.gram + b * size * size, k ? a.cross + b * size * k : nullptr, size);
+            }
+        }
+    }
+
+    // What sums are made of, and how they fade.
+    void load_tokens(Int at) {
+        Piece<S>& p = narrow;
+        p.n = smaller(PIECE, group.longest - at), p.gain = gain;
+        group.gather(a.key, at, p.n, a.features, d, p.key);
+        if (k) group.gather(a.value, at, p.n, k, k, p.value);
+        group.gather_numbers(a.weight, a.tokens, 1, at, p.n, S(a.weight ? 0 : 1), p.weight);
+        group.gather_numbers(a.decay, a.tokens, 1, at, p.n, S(1), p.decay);
+        p.measure_decays();
+    }
+    void load_rest(Int at, bool grad) {
+        Piece<S>& p = narrow;
+        group.gather(a.query, at, p.n, a.features, d, p.query);
+        group.gather_numbers(a.alpha, a.alpha_batch, a.alpha_token, at, p.n, S(1), p.alpha);
+        if (grad) group.gather(a.grad, at, p.n, k, k, p.grad);
+    }
+
+    // Lanes of one half, in double.
+    void widen_tokens(int half) {
+        const Piece<S>& p = narrow;
+        Piece<double>& q = wide;
+        q.n = p.n;
+        some_lanes<double, S>(p.n * d, p.key, half, q.key);
+        some_lanes<double, S>(p.n * k, p.value, half, q.value);
+        some_lanes<double, S>(p.n, p.weight, half, q.weight);
+        some_lanes<double, S>(p.n, p.decay, half, q.decay);
+        some_lanes<double, S>(1, &p.gain, half, &q.gain);
+        q.measure_decays();
+    }
+    void widen_rest(int half, bool grad) {
+        const Piece<S>& p = narrow;
+        some_lanes<double, S>(p.n * d, p.query, half, wide.query);
+        some_lanes<double, S>(p.n, p.alpha, half, wide.alpha);
+        if (grad) some_lanes<double, S>(p.n * k, p.grad, half, wide.grad);
+    }
+
+    template <class T>
+    Piece<T>& piece() {
+        if constexpr (sizeof(T) == sizeof(S)) {
+            return narrow;
+        } else {
+            return wide;
+        }
+    }
+
+    // The sums before the piece, in the precision of the work: `gram` whole, or as the triangle that tokens update.
+    template <class T>
+    void round_totals(int half, bool whole) {
+        Piece<T>& p = piece<T>();
+        const double *gram = totals.gram + half * WIDTH<T>, *cross = totals.cross + half * WIDTH<T>;
+        for (Int j = 0; j < d; ++j)
+            for (Int i = 0; i <= j; ++i) {
+                const Vec<T> x = rounded<T>(gram + (i * d + j) * WIDTH<S>);
+                p.triangle[row_at(j) + i] = x;
+                if (whole) p.gram[i * d + j] = p.gram[j * d + i] = x;
+            }
+        for (Int i = 0; i < d * k; ++i) p.cross[i] = rounded<T>(cross + i * WIDTH<S>);
+    }
+
+    // The sums after the piece. x_s are rows times the decay to the end, or from the start.
+    template <class T>
+    void add_products(int half, const Vec<T>* x, const Vec<T>* gram_rows, const Vec<T>* x2, const Vec<T>* gram_rows2,
+                      const Vec<T>* cross_rows, const double* fade) {
+        Piece<T>& p = piece<T>();
+        const Vec<T> one = Vec<T>{} + T(1);
+        const auto of = [](const Vec<T>* y, Int ld) { return Lanes<T>{const_cast<Vec<T>*>(y), ld, 1}; };
+        multiply_lanes<T>(d, d, p.n, of(x, d).t(), of(gram_rows, d), p.by_d(p.gram), one, false, UPPER);
+        if (x2) multiply_lanes<T>(d, d, p.n, of(x2, d).t(), of(gram_rows2, d), p.by_d(p.gram), one, true, UPPER);
+        for (Int i = 0; i < d; ++i)
+            for (Int j = i; j < d; ++j)
+                fade_and_add<T>(totals.gram + (i * d + j) * WIDTH<S> + half * WIDTH<T>, fade, p.gram[i * d + j]);
+        if (!k) return;
+        multiply_lanes<T>(d, k, p.n, of(x, d).t(), of(cross_rows, k), p.by_k(p.cross), one);
+        for (Int i = 0; i < d * k; ++i) fade_and_add<T>(totals.cross + i * WIDTH<S> + half * WIDTH<T>, fade, p.cross[i]);
+    }
+    template <class T>
+    void add_tokens(int half) {
+        Piece<T>& p = piece<T>();
+        double fade[WIDTH<T>];
+        for (int g = 0; g < WIDTH<T>; ++g) fade[g] = double(p.from_start[p.n - 1][g]);
+        for (Int s = 0; s < p.n; ++s)
+            for (Int i = 0; i < d; ++i) p.rows[s * d + i] = p.to_end[s] * p.weight[s] * p.key[s * d + i];
+        add_products<T>(half, p.rows, p.key, nullptr, nullptr, p.value, fade);
+    }
+    // Over all halves; the tokens are loaded.
+    void advance() {
+        if (!exact || sizeof(S) == 8) return add_tokens<S>(0);
+        for (int half = 0; half < HALVES; ++half) widen_tokens(half), add_tokens<double>(half);
+    }
+
+    // Sums are those of products in double from now on: what was added since they were so is added again.
+    void make_exact(Int at) {
+        if (exact_until) {
+            totals.copy(exact_totals);
+        } else {
+            begin(plan.starts);
+        }
+        exact = true;
+        for (Int i = exact_until; i < at; i += PIECE) load_tokens(i), advance();
+        load_tokens(at);
+    }
+    // Float serves again: sums may be made in it, from these.
+    void leave_exact(Int at) {
+        if (!exact_totals.gram) exact_totals.place(memory, d, k);
+        exact_totals.copy(totals);
+        exact_until = at, exact = false;
+    }
+    Totals<S> exact_totals = {};
+    Int exact_until = 0;
+
+    // z_t, and with SIDES = 2 r_t; false where a ratio is above `limit`, and then not all is done. In `reach` the largest
+    // |z_t| |S_t|^(1/2): what rounding of z_t does to the answers, over the values.
+    template <class T, int SIDES>
+    bool solve(double limit, Found& found, int half) {
+        Piece<T>& p = piece<T>();
+        Vec<T> worst = {}, reach = {};
+        for (Int t = 0; t < p.n; ++t) {
+            const Step<T> step = {p.key + t * d, p.decay[t], p.weight[t], p.gain, p.alpha[t]};
+            const Vec<T>* right[2] = {p.query + t * d, p.rows + t * d};
+            Vec<T>* solved[2] = {p.solved + t * d, p.told + t * d};
+            const Pivots<T> pivots = solve_token<T, SIDES>(d, step, p.triangle, p.lower, p.reciprocal, right, solved);
+            const Vec<T> ratio = pivots.trace / pivots.least, none = {}, endless = none + T(sizeof(T) == 4 ? 1e30 : HUGE_RATIO);
+            worst = upper_of(worst, ratio > none ? ratio : endless);  // a pivot below 0
+            reach = upper_of(reach, (pivots.trace - T(d) * p.alpha[t]) * dot_lanes<T>(d, solved[0], solved[0]));
+            bool good = true;
+            for (int g = 0; g < WIDTH<T>; ++g) good &= !(double(worst[g]) > limit);
+            if (!good) return false;
+        }
+        for (int g = 0; g < WIDTH<T>; ++g) {
+            found.ratio[half * WIDTH<T> + g] = double(worst[g]);
+            found.reach[half * WIDTH<T> + g] = root(larger(0.0, double(reach[g])));
+        }
+        return true;
+    }
+
+    // The squares of the piece's largest answers: those themselves, or from g_t o_t = z_t p_t over |g_t|.
+    template <class T>
+    Vec<T> squares_of_answers(bool slopes) {
+        const Piece<T>& p = piece<T>();
+        Vec<T> largest = {};
+        for (Int i = 0; !slopes && i < p.n * k; ++i) largest = upper_of(largest, p.rows[i] * p.rows[i]);
+        for (Int t = 0; slopes && t < p.n; ++t) {
+            const Vec<T> both = dot_lanes<T>(d, p.solved + t * d, p.rows + t * d);
+            const Vec<T> size = dot_lanes<T>(k, p.grad + t * k, p.grad + t * k), none = {};
+            largest = upper_of(largest, size > none ? 4 * both * both / size : none);
+        }
+        return largest;
+    }
+
+    // Whether a piece may stay as it is: its errors over the largest answer so far, by the rounding of z_t.
+    template <class T>
+    bool judge(Found& found, int half, bool slopes) {
+        const Piece<T>& p = piece<T>();
+        const double eps = sizeof(T) == 4 ? __FLT_EPSILON__ : __DBL_EPSILON__;
+        Vec<T> values = {};
+        for (Int i = 0; i < p.n * k; ++i) values = upper_of(values, p.value[i] * p.value[i]);
+        const Vec<T> answers = squares_of_answers<T>(slopes);
+        bool good = true;
+        for (int g = 0; g < WIDTH<T>; ++g) {
+            const int lane = half * WIDTH<T> + g;
+            largest_value[lane] = larger(largest_value[lane], double(values[g]));
+            largest_answer[lane] = larger(largest_answer[lane], double(answers[g]));
+            const double scale = largest_answer[lane] > 0 ? root(largest_value[lane] / largest_answer[lane]) : 0;
+            found.error[lane] = eps * (k ? scale * found.reach[lane] : found.ratio[lane]);
+            good &= !(found.error[lane] > (slopes ? a.easy_slopes : a.easy));
+        }
+        return good || sizeof(T) == 8;
+    }
+    double largest_value[WIDTH<S>] = {}, largest_answer[WIDTH<S>] = {};
+
+    // p_t = B_t g_t in `rows`, and B_0 g_t in `others`.
+    template <class T>
+    void tell() {
+        Piece<T>& p = piece<T>();
+        const Vec<T> one = Vec<T>{} + T(1);
+        multiply_lanes<T>(p.n, d, k, p.by_k(p.grad), p.by_k(p.cross).t(), p.by_d(p.others), one);
+        later_pairs<T>(p.n, k, p.by_k(p.value), p.by_k(p.grad), p.pairs[0]);
+        for (Int t = 0; t < p.n; ++t) {
+            for (Int i = 0; i < d; ++i) p.rows[t * d + i] = p.from_start[t] * p.others[t * d + i];
+            for (Int s = 0; s <= t; ++s) p.pairs[0][s * p.n + t] *= p.share[t * p.n + s] * p.weight[s];
+        }
+        add_earlier<T>(p.n, d, p.pairs[0], p.by_d(p.key), p.by_d(p.rows));
+    }
+
+    // o_t, in `rows`
+    template <class T>
+    void answer() {
+        Piece<T>& p = piece<T>();
+        const Vec<T> one = Vec<T>{} + T(1);
+        later_pairs<T>(p.n, d, p.by_d(p.key), p.by_d(p.solved), p.pairs[0]);
+        multiply_lanes<T>(p.n, k, d, p.by_d(p.solved), p.by_k(p.cross), p.by_k(p.rows), one);
+        for (Int t = 0; t < p.n; ++t) {
+            for (Int i = 0; i < k; ++i) p.rows[t * k + i] *= p.from_start[t];
+            for (Int s = 0; s <= t; ++s) p.pairs[0][s * p.n + t] *= p.share[t * p.n + s] * p.weight[s];
+        }
+        add_earlier<T>(p.n, k, p.pairs[0], p.by_k(p.value), p.by_k(p.rows));
+    }
+
+    // A piece in the precision of its tokens, then, if that does not serve, in double. `work` solves it: work(T(), half)
+    // tells whether that serves. What double finds easy is tried in float the next time.
+    template <class Work>
+    void each_precision(Int at, bool grad, Work work) {
+        Found found;
+        bool good = false;
+        const bool whole = a.to_decay || a.to_gain;  // z_t S_0 r_t is wanted
+        if (!hard) {
+            round_totals<S>(0, whole);
+            good = work(S(), 0, found);
+            if (sizeof(S) == 8) good = true;
+        }
+        if constexpr (sizeof(S) == 4) {
+            if (!good) {
+                if (!exact) make_exact(at), load_rest(at, grad);
+                for (int half = 0; half < HALVES; ++half) {
+                    widen_tokens(half), widen_rest(half, grad), round_totals<double>(half, whole);
+                    work(double(), half, found);
+                }
+                hard = false;
+                for (int g = 0; g < WIDTH<S>; ++g) hard |= !(found.error[g] * WIDENING < (grad ? a.easy_slopes : a.easy));
+                wide_pieces = true;
+            }
+        }
+        for (int g = 0; g < WIDTH<S>; ++g) {
+            worst.ratio[g] = larger(worst.ratio[g], found.ratio[g]), worst.error[g] = larger(worst.error[g], found.error[g]);
+        }
+        is_wide = !good;
+        if (sizeof(S) == 4 && good && exact) leave_exact(at);
+    }
+    static constexpr double WIDENING = __FLT_EPSILON__ / __DBL_EPSILON__;
+    static constexpr double STEEPEST = 1e5;  // beyond this ratio float is not tried to the end
+    bool hard = false, is_wide = false, wide_pieces = false;
+
+    void forward() {
+        begin(plan.starts);
+        for (Int at = 0; at < group.longest; at += PIECE) {
+            load_tokens(at), load_rest(at, false);
+            each_precision(at, false, [&](auto kind, int half, Found& found) {
+                using T = decltype(kind);
+                if (!solve<T, 1>(sizeof(T) == 4 ? STEEPEST : HUGE_RATIO, found, half)) return false;
+                Piece<T>& p = piece<T>();
+                if (k) answer<T>();
+                if (!judge<T>(found, half, false)) return false;
+                put_rows<T>(k ? p.rows : p.solved, half, at, k ? k : a.features, k ? k : d, narrow.others, a.out);
+                return true;
+            });
+            if (at + PIECE < group.longest) advance();
+        }
+        report();
+    }
+
+    // Rows of a half, in double put together in `all_halves`; the last one writes all.
+    template <class T>
+    void put_rows(const Vec<T>* rows, int half, Int at, Int columns, Int width, Vec<S>* all_halves, void* to) {
+        const Vec<S>* all = reinterpret_cast<const Vec<S>*>(rows);
+        if constexpr (sizeof(T) != sizeof(S)) {
+            put_lanes<T, S>(narrow.n * width, rows, half, all_halves);
+            if (half + 1 < HALVES) return;
+            all = all_halves;
+        }
+        group.scatter(all, at, narrow.n, columns, width, static_cast<S*>(to), a.tokens);
+    }
+
+    void report() {
+        for (int g = 0; g < group.used; ++g) {
+            double* to = plan.reports + 3 * part(g);
+            to[0] = wide_pieces, to[1] = worst.ratio[g], to[2] = worst.error[g];
+        }
+    }
+
+    // ---- backward: z_t and r_t forwards, then slopes backwards ----
+
+    // What the first sweep leaves to the second of a piece: z, r (n, d), z_t B_0 g_t - c z_t S_0 r_t and z_t S_0 r_t (n),
+    // and where slopes of decays are wanted B_0 (d, k) and c S_0 / 2 (d, d), all in lanes of the precision of its work.
+    Int kept_lanes() const { return 2 * PIECE * d + 2 * PIECE + (a.to_decay ? d * (d + k) : 0); }
+    Int kept_bytes() const { return kept_lanes() * HALVES * Int(sizeof(Vec<double>)); }
+    template <class T>
+    Vec<T>* kept_of(Int piece, int half) {
+        Vec<double>* at = reinterpret_cast<Vec<double>*>(room + piece * kept_bytes()) + half * kept_lanes();
+        return reinterpret_cast<Vec<T>*>(at);
+    }
+    char* room = nullptr;
+    bool* wide_at = nullptr;
+
+    void find_room() {
+        const Int size = pieces() * (kept_bytes() + 64);
+        room = plan.room ? plan.room + index * plan.room_bytes : memory.take<char>(size);
+        wide_at = reinterpret_cast<bool*>(room + pieces() * kept_bytes());
+    }
+
+    template <class T>
+    void keep(Int at, int half) {
+        const Piece<T>& p = piece<T>();
+        const Vec<T> one = Vec<T>{} + T(1);
+        Vec<T>* to = kept_of<T>(at / PIECE, half);
+        for (Int i = 0; i < p.n * d; ++i) to[i] = p.solved[i], to[PIECE * d + i] = p.told[i];
+        to += 2 * PIECE * d;
+        if (!a.to_decay && !a.to_gain) return;
+        multiply_lanes<T>(p.n, d, d, p.by_d(p.solved), p.by_d(p.gram), p.by_d(p.rows), one);
+        for (Int t = 0; t < p.n; ++t) {
+            const Vec<T> spread = dot_lanes<T>(d, p.rows + t * d, p.told + t * d);
+            to[t] = dot_lanes<T>(d, p.others + t * d, p.solved + t * d) - p.gain * spread, to[PIECE + t] = spread;
+        }
+        if (!a.to_decay) return;
+        to += 2 * PIECE;
+        for (Int i = 0; i < d * k; ++i) to[i] = p.cross[i];
+        for (Int i = 0; i < d * d; ++i) to[d * k + i] = T(0.5) * p.gain * p.gram[i];
+    }
+
+    void first_sweep() {
+        find_room();
+        begin(plan.starts);
+        for (Int at = 0; at < group.longest; at += PIECE) {
+            load_tokens(at), load_rest(at, true);
+            each_precision(at, true, [&](auto kind, int half, Found& found) {
+                using T = decltype(kind);
+                tell<T>();
+                if (!solve<T, 2>(sizeof(T) == 4 ? STEEPEST : HUGE_RATIO, found, half)) return false;
+                if (!judge<T>(found, half, true)) return false;
+                keep<T>(at, half);
+                return true;
+            });
+            wide_at[at / PIECE] = is_wide;
+            if (at + PIECE < group.longest) advance();
+        }
+    }
+
+    // The sums of what the group's tokens tell of those before.
+    template <class T>
+    void add_slopes(int half) {
+        Piece<T>& p = piece<T>();
+        double fade[WIDTH<T>];
+        for (int g = 0; g < WIDTH<T>; ++g) fade[g] = double(p.from_start[p.n - 1][g]);
+        for (Int t = 0; t < p.n; ++t)
+            for (Int i = 0; i < d; ++i) {
+                p.rows[t * d + i] = p.from_start[t] * p.solved[t * d + i];
+                p.others[t * d + i] = p.from_start[t] * p.told[t * d + i];
+            }
+        add_products<T>(half, p.rows, p.told, p.others, p.solved, p.grad, fade);
+    }
+
+    template <class T>
+    void take_kept(Int at, int half) {
+        Piece<T>& p = piece<T>();
+        const Vec<T>* from = kept_of<T>(at / PIECE, half);
+        for (Int i = 0; i < p.n * d; ++i) p.solved[i] = from[i], p.told[i] = from[PIECE * d + i];
+    }
+
+    // The second sweep over a half of a piece: its slopes, then what it adds to the sums.
+    template <class T>
+    void slopes(Int at, int half) {
+        Piece<T>& p = piece<T>();
+        const Int n = p.n;
+        const Vec<T> one = Vec<T>{} + T(1);
+        round_totals<T>(half, true);  // cross: sum D z g'; gram: sum D (z r' + r z')
+        Vec<T>*seen = p.pairs[0], *also = p.pairs[1], *missed = p.pairs[2], *faded = p.pairs[3];
+        later_pairs<T>(n, d, p.by_d(p.key), p.by_d(p.solved), seen);   // z_t k_s
+        later_pairs<T>(n, d, p.by_d(p.key), p.by_d(p.told), also);     // r_t k_s
+        later_pairs<T>(n, k, p.by_k(p.value), p.by_k(p.grad), missed);  // g_t v_s, then less c r_t k_s
+        Vec<T>*to_weight = p.numbers[0], *to_alpha = p.numbers[1], *to_decay = p.numbers[2], *far = p.numbers[3];
+        Vec<T> gain_slope = {};
+        const Vec<T>* kept = kept_of<T>(at / PIECE, half) + 2 * PIECE * d;
+        for (Int s = 0; s < n; ++s) {
+            to_weight[s] = Vec<T>{};
+            for (Int t = s; t < n; ++t) {
+                const Int i = s * n + t;
+                const Vec<T> share = p.share[t * n + s];
+                gain_slope -= share * p.weight[s] * seen[i] * also[i];
+                missed[i] -= p.gain * also[i];
+                to_weight[s] += share * seen[i] * missed[i];
+            }
+            to_alpha[s] = -dot_lanes<T>(d, p.solved + s * d, p.told + s * d);
+            if (a.to_gain) gain_slope -= p.from_start[s] * kept[PIECE + s];
+        }
+        // keys: D_es (C v - c M k), then sum D_ts (z_t missed - c r_t seen)
+        multiply_lanes<T>(n, d, k, p.by_k(p.value), p.by_k(p.cross).t(), p.by_d(p.rows), one);
+        for (Int s = 0; s < n; ++s) far[s] = dot_lanes<T>(d, p.key + s * d, p.rows + s * d);
+        multiply_lanes<T>(n, d, d, p.by_d(p.key), p.by_d(p.gram), p.by_d(p.rows), -p.gain, true);
+        for (Int s = 0; s < n; ++s) {
+            far[s] = T(0.5) * (far[s] + dot_lanes<T>(d, p.key + s * d, p.rows + s * d));
+            to_weight[s] += p.to_end[s] * far[s];
+            for (Int i = 0; i < d; ++i) p.rows[s * d + i] *= p.to_end[s];
+        }
+        if (a.to_decay) decay_slopes<T>(kept + 2 * PIECE, kept, seen, missed, far, faded, to_decay);
+        for (Int s = 0; s < n; ++s)
+            for (Int t = s; t < n; ++t) missed[s * n + t] *= p.share[t * n + s], seen[s * n + t] *= p.share[t * n + s];
+        add_later<T>(n, d, missed, p.by_d(p.solved), p.by_d(p.rows), one);
+        add_later<T>(n, d, seen, p.by_d(p.told), p.by_d(p.rows), -p.gain);
+        for (Int s = 0; s < n; ++s)
+            for (Int i = 0; i < d; ++i) p.rows[s * d + i] *= p.weight[s];
+        put_rows<T>(p.rows, half, at, a.features, d, narrow.rows, a.to_key);
+        multiply_lanes<T>(n, k, d, p.by_d(p.key), p.by_k(p.cross), p.by_k(p.rows), one);
+        for (Int s = 0; s < n; ++s)
+            for (Int i = 0; i < k; ++i) p.rows[s * k + i] *= p.to_end[s];
+        add_later<T>(n, k, seen, p.by_k(p.grad), p.by_k(p.rows), one);
+        for (Int s = 0; s < n; ++s)
+            for (Int i = 0; i < k; ++i) p.rows[s * k + i] *= p.weight[s];
+        put_rows<T>(p.rows, half, at, k, k, narrow.others, a.to_value);
+        put_rows<T>(p.told, half, at, a.features, d, narrow.told, a.to_query);
+        put_numbers<T>(to_weight, half, at, a.to_weight), put_numbers<T>(to_alpha, half, at, a.to_alpha);
+        put_numbers<T>(to_decay, half, at, a.to_decay);
+        for (int g = 0; g < WIDTH<T>; ++g) gain_total[half * WIDTH<T> + g] += double(gain_slope[g]);
+        add_slopes<T>(half);
+    }
+    double gain_total[WIDTH<S>] = {};
+
+    template <class T>
+    void put_numbers(const Vec<T>* numbers, int half, Int at, void* to) {
+        if (!to) return;
+        Vec<S> all[PIECE];
+        put_lanes<T, S>(narrow.n, numbers, half, all);
+        group.scatter_numbers(all, at, narrow.n, half * WIDTH<T>, (half + 1) * WIDTH<T>, to, a.tokens);
+    }
+
+    // Of decay t: <C_t, B_{t-1}> - c <G_t, S_{t-1}>, of pairs on both sides of it, near or far; nothing is divided.
+    template <class T>
+    void decay_slopes(const Vec<T>* before, const Vec<T>* read, const Vec<T>* seen, const Vec<T>* missed, const Vec<T>* far,
+                      Vec<T>* across, Vec<T>* to) {
+        Piece<T>& p = piece<T>();
+        const Int n = p.n;
+        const Vec<T> both = dot_lanes<T>(d * k, before, p.cross) - dot_lanes<T>(d * d, before + d * k, p.gram);
+        for (Int t = 0; t < n; ++t) across[t] = Vec<T>{};  // sum_{s<t} D_{t-1,s} w_s seen missed, of each later token
+        Vec<T> from = one_of<T>(), told = {};              // decay from the start to t - 1; sum_{s<t} D_{t-1,s} w_s far_s
+        for (Int t = 0; t < n; ++t) {
+            Vec<T> near = {};
+            for (Int l = t; l < n; ++l) near += p.share[l * n + t] * (across[l] + from * read[l]);
+            to[t] = near + p.to_end[t] * (told + from * both);
+            from = p.from_start[t];
+            told = p.decay[t] * told + p.weight[t] * far[t];
+            for (Int l = t + 1; l < n; ++l)
+                across[l] = p.decay[t] * across[l] + p.weight[t] * seen[t * n + l] * missed[t * n + l];
+        }
+    }
+    template <class T>
+    static Vec<T> one_of() {
+        return Vec<T>{} + T(1);
+    }
+
+    template <class Work>
+    void backwards(Work work) {
+        for (Int i = pieces() - 1; i >= 0; --i) {
+            const Int at = i * PIECE;
+            load_tokens(at), load_rest(at, true);
+            if (!wide_at[i]) {
+                take_kept<S>(at, 0);
+                work(S(), at, 0);
+                continue;
+            }
+            if constexpr (sizeof(S) == 4)
+                for (int half = 0; half < HALVES; ++half) {
+                    widen_tokens(half), widen_rest(half, true), take_kept<double>(at, half);
+                    work(double(), at, half);
+                }
+        }
+    }
+    void later_sums() {
+        find_room();
+        begin(nullptr);
+        backwards([&](auto kind, Int, int half) { add_slopes<decltype(kind)>(half); });
+        put_parts(plan.ends);
+    }
+    void second_sweep() {
+        if (!room) find_room();
+        begin_later();
+        backwards([&](auto kind, Int at, int half) { slopes<decltype(kind)>(at, half); });
+        for (int g = 0; g < group.used; ++g) {
+            const Int b = group.sequence[g], size = a.features;
+            if (a.to_gain) plan.gains[part(g)] = gain_total[g];
+            if (a.to_gram && plan.parts == 1) totals.write(g, a.to_gram + b * size * size, a.to_cross + b * size * k, size);
+        }
+    }
+    void begin_later() {
+        if (plan.ends) return begin(plan.ends);
+        totals.clear();
+    }
+
+    // The sums of the group's own tokens.
+    void sums() {
+        begin(nullptr);
+        exact = true;
+        for (Int at = 0; at < group.longest; at += PIECE) load_tokens(at), advance();
+        put_parts(plan.starts);
+    }
+    void put_parts(double* parts) {
+        for (int g = 0; g < group.used; ++g) {
+            double* to = parts + part(g) * part_size();
+            totals.write(g, to, to + a.features * a.features, a.features);
+        }
+    }
+};
+
+template <class S>
+void run(const ForgetArguments& a, const ForgetPlan& plan, ForgetStage stage, Int index, Arena& memory) {
+    memory.reset();
+    Call<S> call(a, plan, index, memory, stage != ANSWERS && stage != SUMS);
+    if (stage == SUMS) call.sums();
+    if (stage == ANSWERS) call.forward();
+    if (stage == SOLUTIONS || stage == BOTH_SWEEPS) call.first_sweep();
+    if (stage == LATER_SUMS) call.later_sums();
+    if (stage == SLOPES || stage == BOTH_SWEEPS) call.second_sweep();
+}
+
+}  // namespace
+
+int forget(const ForgetArguments& a, const ForgetPlan& plan, ForgetStage stage, Int from, Int to) {
+    static thread_local Arena memory;
+    for (Int i = from; i < to; ++i) a.is_double ? run<double>(a, plan, stage, i, memory) : run<float>(a, plan, stage, i, memory);
+    return PLAIN;
+}
+
+}  // namespace INTENTION_ARCH
