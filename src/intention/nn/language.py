@@ -12,33 +12,11 @@ from intention._checks import choice
 from intention.nn import checks
 from intention.nn.mixers import make_mixer
 from intention.nn.multihead import Multihead, Stream
+from intention.nn.rotary import Rotary
 
 __all__ = ["InformerLM"]
 
 POSITIONS = ("rotary", "none")
-
-
-class Rotary(nn.Module):
-    """Rotary positions: pairs of features are turned by angles that grow with the position."""
-
-    def __init__(self, d: int, base: float = 10_000.0) -> None:
-        super().__init__()
-        self.d, self.base = d, base
-
-    def forward(self, query: Tensor, key: Tensor, seen: int) -> tuple[Tensor, Tensor]:
-        """Queries and keys (..., n, d) of the tokens that come after `seen` others."""
-        # in bfloat16, which a buffer would be after .bfloat16(), 256 and 257 are the same position
-        place: Any = {"device": query.device, "dtype": torch.promote_types(query.dtype, torch.float32)}
-        speed = self.base ** (-torch.arange(0, self.d - self.d % 2, 2, **place) / self.d)
-        angle = torch.arange(seen, seen + query.shape[-2], **place).unsqueeze(-1) * speed
-        cos, sin = angle.cos(), angle.sin()
-        return _turned(query, cos, sin).to(query.dtype), _turned(key, cos, sin).to(key.dtype)
-
-
-def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    half = cos.shape[-1]
-    one, two, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
-    return torch.cat([one * cos - two * sin, one * sin + two * cos, rest], -1)
 
 
 class CausalLayer(nn.Module):
