@@ -25,7 +25,8 @@ class ShortConvolution(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        nn.init.uniform_(self.weight, -(len(self.weight) ** -0.5), len(self.weight) ** -0.5)  # as nn.Conv1d
+        bound = (3 / len(self.weight)) ** 0.5  # outputs of the size of the tokens
+        nn.init.uniform_(self.weight, -bound, bound)
 
     def extra_repr(self) -> str:
         return f"{self.weight.shape[1]}, taps={len(self.weight)}"

@@ -53,7 +53,7 @@ class GatedIntention(nn.Module):
     True
 
     q, k and v are linear in the tokens, then convolved over the last `taps` of them, through SiLU, and q and k have
-    unit length. Token t writes with beta_t and forgets with gamma_t (see `causal_intention`: weight and decay), and what
+    unit length. Token t writes with beta_t and forgets with gamma_t (weight and decay of `causal_intention`), and what
     it reads is multiplied by an output gate; all three are a sigmoid of a linear function of the token.
 
     Args:
@@ -137,6 +137,8 @@ class GatedIntention(nn.Module):
         for child in self.children():
             if isinstance(child, nn.Linear | nn.RMSNorm | ShortConvolution):
                 child.reset_parameters()
+            if isinstance(child, nn.Linear):
+                nn.init.normal_(child.weight, std=child.in_features**-0.5)  # outputs of the size of the tokens
         with torch.no_grad():
             if self.gamma_proj is not None:
                 lost = torch.logspace(*(math.log10(x) for x in FORGETS), self.kv_heads + 2)[1:-1]
@@ -231,7 +233,7 @@ class GatedIntention(nn.Module):
         q, k, v = q.unflatten(1, (self.kv_heads, -1)), k.unsqueeze(2), v.unsqueeze(2)
         tokens = Gated(q, k, v, weight, decay, seen, alpha, scale, need_state)
         mixed, memory = RULES[self.mixer].mix(tokens, None if state is None else state.memory)
-        y = self._read(x, mixed.to(v.dtype).flatten(1, 2).transpose(1, 2))
+        y = self._read(x, mixed.flatten(1, 2).transpose(1, 2), v.dtype)
         if not need_state or memory is None:
             return y, None
         return y, GatedState(tail, memory, seen + (n if length is None else length))
@@ -263,10 +265,10 @@ class GatedIntention(nn.Module):
 
         return opened(self.beta_proj), opened(self.gamma_proj)
 
-    def _read(self, x: Tensor, mixed: Tensor) -> Tensor:
+    def _read(self, x: Tensor, mixed: Tensor, dtype: torch.dtype) -> Tensor:
         """(batch, n, d_model) of what heads read, (batch, n, heads, value_dim)."""
-        mixed = mixed if self.norm is None else self.norm(mixed)
-        mixed = mixed.flatten(2)
+        mixed = mixed if self.norm is None else self.norm(mixed.to(self.norm.weight.dtype))
+        mixed = mixed.flatten(2).to(dtype)
         return self.out_proj(mixed if self.gate_proj is None else mixed * torch.sigmoid(self.gate_proj(x)))
 
 

@@ -351,5 +351,5 @@ def sigma_stream(
         after = dataclasses.replace(after, gram=state.gram + key.mT @ key)
     shown = None if before == 0 else ragged.visible(m, keys.shape[-2], key.device, before if seen is None else seen)
     k, v = keys.to(moved.dtype), values.to(moved.dtype)
-    out = TF.scaled_dot_product_attention(moved, k, v, shown, is_causal=before == 0, scale=1.0)
+    out = TF.scaled_dot_product_attention(moved, k, v, shown, is_causal=shown is None, scale=1.0)
     return out.to(value.dtype), (keys, values, after)
