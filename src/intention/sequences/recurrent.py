@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as TF
 from torch import Tensor
 
 from intention._call.per_query import linear_causal
@@ -30,11 +30,14 @@ def linear_stream(
     """
     dtype, (query, key, value) = _widened(query, key, value)
     value = value if weight is None else value * weight.unsqueeze(-1).to(value.dtype)
-    if decay is not None:
-        out, sums = _in_turn(query, key, value, memory, decay, lambda chunk, before: chunk.value)
-    else:
+    if decay is None:
         out, sums = linear_causal(query, key, value, None if memory is None else memory.to(key.dtype))
-    return out.to(dtype), sums
+        return out.to(dtype), sums
+    chunks = Chunks.of(query, key, value, decay)
+    states = [chunks.first(memory)]
+    for left, written in zip(*chunks.each(chunks.left, chunks.lasting.mT @ chunks.value), strict=True):
+        states.append(left * states[-1] + written)
+    return chunks.answers(torch.stack(states[:-1], -3), chunks.value, key.shape[-2]).to(dtype), states[-1]
 
 
 @no_autocast
@@ -44,83 +47,95 @@ def delta_stream(
     """S_t = g_t S_{t-1} + beta_t k_t (v_t - g_t k_t'S_{t-1})', o_t = q_t S_t with decays g_t, and the last S.
 
     Without decays the delta rule, with them the gated one. beta and decay (..., N); leading dimensions broadcast. In a
-    chunk the corrections are one triangular system.
+    chunk that starts with S the corrections u_t = beta_t (v_t - ...) solve a triangular system, and are linear in S:
+    the systems of all chunks are solved at once, for v and for what k reads in S.
     """
     dtype, (query, key, value) = _widened(query, key, value)
     rate = beta.unsqueeze(-1).to(key.dtype)
-
-    def corrections(chunk: Chunk, before: Tensor) -> Tensor:
-        own = rate.narrow(-2, chunk.start, chunk.key.shape[-2])
-        eye = torch.eye(chunk.key.shape[-2], dtype=key.dtype, device=key.device)
-        system = eye + (own * chunk.faded(chunk.key @ chunk.key.mT)).tril(-1)
-        target = own * (chunk.value - chunk.carried(chunk.key @ before))
-        return torch.linalg.solve_triangular(system, target, upper=False, unitriangular=True)
-
-    out, sums = _in_turn(query, key, value, memory, decay, corrections)
-    return out.to(dtype), sums
-
-
-class Fading(NamedTuple):
-    """What is left of tokens of a chunk, and of what was before it, at each of its tokens."""
-
-    between: Tensor  # (..., n, n): of token s at token t >= s
-    carried: Tensor  # (..., n, 1)
-
-    @staticmethod
-    def of(decay: Tensor, dtype: torch.dtype) -> Fading:
-        """decay (..., n). In logarithms of float64; a decay of 0, a reset, has none and is a border instead."""
-        decay = decay.double()
-        reset = decay == 0
-        segment = reset.cumsum(-1)
-        total = decay.masked_fill(reset, 1.0).log().cumsum(-1)
-        between = (total.unsqueeze(-1) - total.unsqueeze(-2)).tril().to(dtype).exp()
-        alike = segment.unsqueeze(-1) == segment.unsqueeze(-2)
-        carried = torch.where(segment == 0, total.to(dtype).exp(), 0.0)
-        return Fading(torch.where(alike, between, 0.0).tril(), carried.unsqueeze(-1))
+    chunks = Chunks.of(query, key, value, decay)
+    rate = chunks.cut(rate)
+    eye = torch.eye(rate.shape[-2], dtype=key.dtype, device=key.device)
+    system = eye + (rate * chunks.between * (chunks.key @ chunks.key.mT)).tril(-1)
+    targets = [rate * chunks.value, rate * chunks.carried * chunks.key]
+    lead = torch.broadcast_shapes(*(x.shape[:-1] for x in targets))
+    both = torch.cat([x.expand(*lead, x.shape[-1]) for x in targets], -1)
+    solved = torch.linalg.solve_triangular(system, both, upper=False, unitriangular=True)
+    fixed, read = solved.split([value.shape[-1], key.shape[-1]], -1)  # u = fixed - read S
+    states, rows = [chunks.first(memory)], []
+    for left, lasting, f, r in zip(*chunks.each(chunks.left, chunks.lasting, fixed, read), strict=True):
+        rows.append(f - r @ states[-1])
+        states.append(left * states[-1] + lasting.mT @ rows[-1])
+    return chunks.answers(torch.stack(states[:-1], -3), torch.stack(rows, -3), key.shape[-2]).to(dtype), states[-1]
 
 
-class Chunk(NamedTuple):
-    start: int
+class Chunks(NamedTuple):
+    """Tokens (..., chunks, n, features) cut into chunks, the last one filled with zeros, and what decays leave."""
+
     query: Tensor
     key: Tensor
     value: Tensor
-    fading: Fading | None
+    between: Tensor  # (..., n, n): what is left of token s at token t >= s; 0 for later ones
+    carried: Tensor  # (..., n, 1): what is left at t of the state before the chunk
 
-    def faded(self, scores: Tensor) -> Tensor:
-        """Products (..., n, n) of tokens with what is left of those at or before them; others hold anything."""
-        return scores if self.fading is None else scores * self.fading.between
+    @staticmethod
+    def of(query: Tensor, key: Tensor, value: Tensor, decay: Tensor | None) -> Chunks:
+        size = max(1, min(CHUNK, key.shape[-2]))
+        q, k, v = (_cut(x, size) for x in (query, key, value))
+        if decay is None:
+            ones = k.new_ones(size, size)
+            return Chunks(q, k, v, ones.tril(), ones[:, :1])
+        return Chunks(q, k, v, *_left_of(_cut(decay.unsqueeze(-1), size, 1.0).squeeze(-1), k.dtype))
 
-    def carried(self, read: Tensor) -> Tensor:
-        """What tokens read (..., n, k) in the state before the chunk, of which only a part is left for them."""
-        return read if self.fading is None else read * self.fading.carried
+    def cut(self, x: Tensor) -> Tensor:
+        """More about the tokens, (..., N, features)."""
+        return _cut(x, self.key.shape[-2])
+
+    @property
+    def left(self) -> Tensor:
+        """(..., 1, 1): what is left of the state before a chunk after it."""
+        return self.carried[..., -1:, :]
+
+    @property
+    def lasting(self) -> Tensor:
+        """Keys times what is left of them after the chunk."""
+        return self.key * self.between[..., -1:, :].mT
+
+    def first(self, memory: Tensor | None) -> Tensor:
+        """The state before the first chunk."""
+        if memory is not None:
+            return memory.to(self.key.dtype)
+        lead = torch.broadcast_shapes(*(x.shape[:-3] for x in (self.key, self.value, self.between)))
+        return self.key.new_zeros(*lead, self.key.shape[-1], self.value.shape[-1])
+
+    def each(self, *tensors: Tensor) -> list[tuple[Tensor, ...]]:
+        """Chunk by chunk."""
+        return [x.expand(*x.shape[:-3], self.key.shape[-3], *x.shape[-2:]).unbind(-3) for x in tensors]
+
+    def answers(self, before: Tensor, rows: Tensor, n: int) -> Tensor:
+        """o_t = q_t S_t (..., N, k), if S_t is what is left of the state before the chunk, plus those of k_s rows_s'."""
+        out = self.carried * (self.query @ before) + (self.between * (self.query @ self.key.mT)) @ rows
+        return out.flatten(-3, -2).narrow(-2, 0, n)
 
 
-def _in_turn(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    memory: Tensor | None,
-    decay: Tensor | None,
-    rows: Callable[[Chunk, Tensor], Tensor],
-) -> tuple[Tensor, Tensor]:
-    """Chunk by chunk: o = c q S + tril(D q k') u and S <- c S + (D k)'u, with the rows u that `rows` makes of it.
+def _cut(x: Tensor, size: int, fill: float = 0.0) -> Tensor:
+    """(..., N, features) -> (..., chunks, size, features)"""
+    n = x.shape[-2]
+    return TF.pad(x, (0, 0, 0, -n % size if n else size), value=fill).unflatten(-2, (-1, size))
 
-    D_ts is what is left of token s at token t, c_t what is left of S.
+
+def _left_of(decay: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """`between` and `carried` of decays (..., n): exponentials of differences of summed logarithms, in float64.
+
+    A decay of 0, a reset, has no logarithm and is a border instead, across which nothing is left.
     """
-    lead = torch.broadcast_shapes(key.shape[:-2], value.shape[:-2], () if decay is None else decay.shape[:-1])
-    sums = key.new_zeros(*lead, key.shape[-1], value.shape[-1]) if memory is None else memory.to(key.dtype)
-    outs = [query[..., :0, :] @ sums]
-    for start in range(0, key.shape[-2], CHUNK):
-        size = min(CHUNK, key.shape[-2] - start)
-        q, k, v = (x.narrow(-2, start, size) for x in (query, key, value))
-        fading = None if decay is None else Fading.of(decay.narrow(-1, start, size), key.dtype)
-        chunk = Chunk(start, q, k, v, fading)
-        u = rows(chunk, sums)
-        outs.append(chunk.carried(q @ sums) + chunk.faded(q @ k.mT).tril() @ u)
-        if fading is not None:
-            k, sums = k * fading.between[..., -1:, :].mT, fading.carried[..., -1:, :] * sums
-        sums = sums + k.mT @ u
-    return torch.cat(outs, -2), sums
+    decay = decay.double()
+    reset = decay == 0
+    segment = reset.cumsum(-1)
+    total = decay.masked_fill(reset, 1.0).log().cumsum(-1)
+    between = (total.unsqueeze(-1) - total.unsqueeze(-2)).tril().to(dtype).exp()
+    alike = segment.unsqueeze(-1) == segment.unsqueeze(-2)
+    carried = torch.where(segment == 0, total.to(dtype).exp(), 0.0)
+    return torch.where(alike, between, 0.0).tril(), carried.unsqueeze(-1)
 
 
 def _widened(*tokens: Tensor) -> tuple[torch.dtype, tuple[Tensor, ...]]:
