@@ -158,6 +158,11 @@ def gates(
     return bool(beta), bool(gamma)
 
 
+def attention_every(got: object) -> None:
+    if got is not None and (isinstance(got, bool) or not isinstance(got, Integral) or got < 1):
+        raise ValueError(f"attention_every must be an integer >= 1, or None for no attention layers, got {got!r}")
+
+
 def gated_input(x: Tensor, d_model: int, mask: Tensor | None, cu_seqlens: Tensor | None, seen: Tensor | None) -> None:
     if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[-1] != d_model:
         got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__

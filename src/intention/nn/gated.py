@@ -19,7 +19,7 @@ from intention.sequences.ragged import Compact, groups
 
 __all__ = ["GatedIntention", "GatedState"]
 
-FORGETS = (1e-2, 1e-4)  # 1 - gamma at the start, of the first and the last head
+MOST, LEAST = 1e-2, 1e-4  # between which 1 - gamma is at the start, from the first to the last head
 
 
 class GatedState(NamedTuple):
@@ -141,7 +141,7 @@ class GatedIntention(nn.Module):
                 nn.init.normal_(child.weight, std=child.in_features**-0.5)  # outputs of the size of the tokens
         with torch.no_grad():
             if self.gamma_proj is not None:
-                lost = torch.logspace(*(math.log10(x) for x in FORGETS), self.kv_heads + 2)[1:-1]
+                lost = torch.logspace(math.log10(MOST), math.log10(LEAST), self.kv_heads + 2)[1:-1]
                 self.gamma_proj.weight.zero_()
                 self.gamma_proj.bias.copy_(torch.logit(1 - lost.double()))
             if self.log_alpha is not None:
@@ -196,16 +196,15 @@ class GatedIntention(nn.Module):
     ) -> tuple[Tensor, GatedState | None]:
         """Sequences of similar length side by side."""
         found = groups(ends, x.device)
-        y, states = torch.zeros_like(x[0]), []
-        outs, places = [], []
-        for which, index, there in found:
-            rows = x[0][index].masked_fill(~there.unsqueeze(-1), 0.0)
+        outs, back, states = [], [], []
+        for which, places, there in found:
+            rows = x[0][places].masked_fill(~there.unsqueeze(-1), 0.0)
             before = None if state is None else state.reorder(torch.tensor(which, device=x.device))
             out, after = self._advance(rows, there.sum(1), before, need_state)
             outs.append(out[there])
-            places.append(index[there])
+            back.append(places[there])
             states.append(after)
-        y = torch.cat(outs)[torch.cat(places).argsort()]
+        y = torch.cat(outs)[torch.cat(back).argsort()]
         order = torch.tensor(list(itertools.chain(*(group.which for group in found))), device=x.device).argsort()
         return y.unsqueeze(0), _joined(states).reorder(order) if need_state else None
 

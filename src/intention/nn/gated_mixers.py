@@ -38,14 +38,15 @@ class Gated(NamedTuple):
 
 def intention(tokens: Gated, memory: Memory | None) -> tuple[Tensor, Memory | None]:
     query, key, alpha = ridge_of_one(tokens)
-    value, gates = tokens.value.to(key.dtype), {"weight": tokens.weight, "decay": tokens.decay}
+    value, weight, decay = tokens.value.to(key.dtype), tokens.weight, tokens.decay
     if memory is None and not tokens.remember:
-        return causal_intention(query, key, value, alpha=alpha, **gates), None
+        return causal_intention(query, key, value, alpha=alpha, weight=weight, decay=decay), None
     if memory is None:
         state = CausalState.empty(key.shape[-1], value.shape[-1], tuple(key.shape[:-2]), alpha=alpha, device=key.device)
     else:
-        state = CausalState(*memory, torch.full((), alpha, dtype=torch.float64, device=key.device))
-    out, state = state.prefill(query, key, value, **gates)
+        gram, cross = memory
+        state = CausalState(gram, cross, torch.full((), alpha, dtype=torch.float64, device=key.device))
+    out, state = state.prefill(query, key, value, weight=weight, decay=decay)
     return out, (state.gram[:, :, :1], state.cross[:, :, :1])  # groups share it
 
 

@@ -34,7 +34,7 @@ class Group(NamedTuple):
     """Some sequences of a packed batch."""
 
     which: list[int]
-    index: Tensor  # (sequences, longest): the places of their tokens; those of padding are any
+    places: Tensor  # (sequences, longest), of their tokens; those of padding are any
     there: Tensor  # (sequences, longest) bool
 
 
@@ -48,9 +48,9 @@ def groups(ends: list[int], device: torch.device) -> list[Group]:
     for which in alike.values():
         first, last = (torch.tensor([spans[i][side] for i in which], device=device).unsqueeze(1) for side in (0, 1))
         longest = max(1, *(spans[i][1] - spans[i][0] for i in which))  # an empty one is one token of padding
-        index = first + torch.arange(longest, device=device)
-        there = index < last
-        found.append(Group(which, torch.where(there, index, 0), there))
+        places = first + torch.arange(longest, device=device)
+        there = places < last
+        found.append(Group(which, torch.where(there, places, 0), there))
     return found
 
 

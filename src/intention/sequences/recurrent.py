@@ -112,7 +112,7 @@ class Chunks(NamedTuple):
         return [x.expand(*x.shape[:-3], self.key.shape[-3], *x.shape[-2:]).unbind(-3) for x in tensors]
 
     def answers(self, before: Tensor, rows: Tensor, n: int) -> Tensor:
-        """o_t = q_t S_t (..., N, k), if S_t is what is left of the state before the chunk, plus those of k_s rows_s'."""
+        """q_t S_t (..., N, k), where S_t is what is left of the state before the chunk and of all k_s rows_s'."""
         out = self.carried * (self.query @ before) + (self.between * (self.query @ self.key.mT)) @ rows
         return out.flatten(-3, -2).narrow(-2, 0, n)
 
