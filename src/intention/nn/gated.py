@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from typing import Any, NamedTuple
 
@@ -15,7 +14,7 @@ from intention.nn import checks
 from intention.nn.convolution import ShortConvolution
 from intention.nn.gated_mixers import RULES, Gated, Memory
 from intention.nn.rotary import Rotary
-from intention.sequences.ragged import Compact, groups
+from intention.sequences.ragged import Compact, States, in_groups
 
 __all__ = ["GatedIntention", "GatedState"]
 
@@ -195,18 +194,18 @@ class GatedIntention(nn.Module):
         self, x: Tensor, ends: list[int], state: GatedState | None, need_state: bool
     ) -> tuple[Tensor, GatedState | None]:
         """Sequences of similar length side by side."""
-        found = groups(ends, x.device)
-        outs, back, states = [], [], []
-        for which, places, there in found:
-            rows = x[0][places].masked_fill(~there.unsqueeze(-1), 0.0)
-            before = None if state is None else state.reorder(torch.tensor(which, device=x.device))
-            out, after = self._advance(rows, there.sum(1), before, need_state)
-            outs.append(out[there])
-            back.append(places[there])
-            states.append(after)
-        y = torch.cat(outs)[torch.cat(back).argsort()]
-        order = torch.tensor(list(itertools.chain(*(group.which for group in found))), device=x.device).argsort()
-        return y.unsqueeze(0), _joined(states).reorder(order) if need_state else None
+
+        def advance(rows: tuple[Tensor, ...], there: Tensor, which: Tensor) -> tuple[Tensor, States]:
+            before = None if state is None else state.reorder(which)
+            out, after = self._advance(rows[0], there.sum(1), before, need_state)
+            return out, () if after is None else (after.tail, after.seen, *after.memory)
+
+        y, states = in_groups((x,), ends, advance)
+        if not need_state:
+            return y, None
+        tail, seen, *memory = states
+        assert seen is not None
+        return y, GatedState(tail, tuple(x for x in memory if x is not None), seen)
 
     def _advance(
         self, x: Tensor, length: Tensor | None, state: GatedState | None, need_state: bool
@@ -279,16 +278,3 @@ def _unit(x: Tensor) -> Tensor:
     """Vectors of length 1, without steep slopes near 0."""
     x = _wide(x)
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
-
-
-def _joined(states: list[GatedState | None]) -> GatedState:
-    """States of several groups of sequences as one; keys and values that some remember more of are padded."""
-    known = [state for state in states if state is not None]
-    tails = [state.tail for state in known if state.tail is not None]
-    memory = tuple(_padded_cat(parts) for parts in zip(*(state.memory for state in known), strict=True))
-    return GatedState(torch.cat(tails) if tails else None, memory, torch.cat([state.seen for state in known]))
-
-
-def _padded_cat(parts: tuple[Tensor, ...]) -> Tensor:
-    longest = max(x.shape[-2] for x in parts)
-    return torch.cat([TF.pad(x, (0, 0, 0, longest - x.shape[-2])) for x in parts])

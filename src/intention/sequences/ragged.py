@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as TF
 from torch import Tensor
+
+States = tuple[Tensor | None, ...]
 
 
 class Compact(NamedTuple):
@@ -52,6 +55,39 @@ def groups(ends: list[int], device: torch.device) -> list[Group]:
         there = places < last
         found.append(Group(which, torch.where(there, places, 0), there))
     return found
+
+
+def in_groups(
+    tokens: tuple[Tensor, ...],
+    ends: list[int],
+    call: Callable[[tuple[Tensor, ...], Tensor, Tensor], tuple[Tensor, States]],
+) -> tuple[Tensor, States]:
+    """A call on padded sequences for tokens (1, N, ...) in a row; what it gives is put back into the row.
+
+    `call`: (tokens (sequences, longest, ...) with 0 in the place of padding, which of them are there, the numbers of
+    the sequences) -> (out (sequences, longest, ...), tensors (sequences, ...), which may hold tokens at dimension -2).
+    """
+    device = tokens[0].device
+    outs, back, states, order = [], [], [], []
+    for which, places, there in groups(ends, device):
+        hidden = ~there
+        rows = tuple(x[0][places].masked_fill(hidden.view(*hidden.shape, *(1,) * (x.dim() - 2)), 0.0) for x in tokens)
+        out, state = call(rows, there, torch.tensor(which, device=device))
+        outs.append(out[there])
+        back.append(places[there])
+        states.append(state)
+        order += which
+    y = torch.cat(outs)[torch.cat(back).argsort()].unsqueeze(0)
+    at = torch.tensor(order, device=device).argsort()
+    return y, tuple(None if x[0] is None else _padded_cat(x)[at] for x in zip(*states, strict=True))
+
+
+def _padded_cat(parts: tuple[Tensor, ...]) -> Tensor:
+    """Along the first dimension; where some have fewer tokens than others, 0 behind them."""
+    if parts[0].dim() < 2:
+        return torch.cat(parts)
+    longest = max(x.shape[-2] for x in parts)
+    return torch.cat([TF.pad(x, (0, 0, 0, longest - x.shape[-2])) for x in parts])
 
 
 def appended(old: Tensor, new: Tensor, seen: Tensor | None) -> Tensor:
