@@ -94,12 +94,16 @@ def gated_layers(
     *,
     mixer: str = "intention",
     attention_every: int | None = None,
-    rotary: bool | None = None,
     norm: str = "layer",
     feedforward: str = "gelu",
-    **options: Any,
+    options: dict[str, Any],
 ) -> list[GatedLayer]:
-    """A stack, in which every `attention_every`-th layer is softmax attention; rotary: None is these alone."""
+    """A stack, in which every `attention_every`-th layer is softmax attention.
+
+    options: of `GatedIntention`; a `rotary` that is None stands for softmax attention layers alone.
+    """
+    options = dict(options)
+    rotary = options.pop("rotary", None)
     layers = []
     for i in range(num_layers):
         attends = is_attention(i, attention_every)
@@ -116,11 +120,11 @@ def is_attention(i: int, every: int | None) -> bool:
     return every is not None and (i + 1) % every == 0
 
 
-def shrink_branches(layers: list[GatedLayer]) -> None:
-    """What layers add to the sum starts smaller the more layers there are, so that the sum does not grow with them."""
+def shrink_branches(layers: list[GatedLayer], of: int) -> None:
+    """What `of` layers add to the sum starts smaller the more there are, so that the sum does not grow with them."""
     with torch.no_grad():
         for layer in layers:
             *_, last = (module for module in layer.feedforward.modules() if isinstance(module, nn.Linear))
             for name, weight in (*layer.mixer.named_parameters(), ("out_proj.weight", last.weight)):
                 if name == "out_proj.weight":
-                    weight.mul_((2 * len(layers)) ** -0.5)
+                    weight.mul_((2 * of) ** -0.5)

@@ -89,9 +89,9 @@ class InformerLM(nn.Module):
         )
         if self.gated:
             rotary = None if positions is None else positions == "rotary"
-            kinds |= {"mixer": mixer, "attention_every": attention_every, "rotary": rotary}
-            layers = gated_layers(*sizes, **kinds, **options)
-            shrink_branches(layers)
+            own = {"rotary": rotary, **options}
+            layers = gated_layers(*sizes, mixer=mixer, attention_every=attention_every, **kinds, options=own)
+            shrink_branches(layers, num_layers)
         else:
             layers = _plain_layers(*sizes, mixer, attention_every, **kinds, options=options)
         self.layers = nn.ModuleList(layers)
