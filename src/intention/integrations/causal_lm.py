@@ -5,7 +5,6 @@ Needs the extra `intention[transformers]`. Importing this module makes the model
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
@@ -13,8 +12,9 @@ from torch import Tensor, nn
 
 from intention import _checks as checks
 from intention.integrations.layouts import last_columns
-from intention.nn.causal_layers import FEEDFORWARDS, NORMS, GatedLayer, gated_layers, make_norm, shrink_branches
-from intention.nn.gated import GatedState
+from intention.nn.causal_layers import FEEDFORWARDS, NORMS, GatedLayer, gated_layers, make_norm
+from intention.nn.convolution import ShortConvolution
+from intention.nn.gated import ForgetGate, GatedIntention, GatedState, Projection
 from intention.nn.gated_mixers import RULES
 
 try:
@@ -183,21 +183,18 @@ class IntentionPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """transformers' functions leave what was loaded as it is; parts of a layer come before the layer itself."""
-        if isinstance(module, GatedLayer):
-            fresh = copy.deepcopy(module).to_empty(device="cpu")
-            for part in fresh.modules():
-                if part is not fresh and hasattr(part, "reset_parameters"):
-                    part.reset_parameters()  # pyright: ignore[reportCallIssue]
-            shrink_branches([fresh], self.config.num_hidden_layers)
-            for x, start in zip(module.parameters(), fresh.parameters(), strict=True):
-                init.copy_(x, start)
-        elif isinstance(module, nn.Embedding):
+        """Parameters of a module that were not loaded; torch's functions, as transformers calls this, know which."""
+        if isinstance(module, nn.Embedding):
             init.normal_(module.weight, std=module.embedding_dim**-0.5)
-        elif isinstance(module, nn.Linear):
-            init.normal_(module.weight, std=module.in_features**-0.5)
-        elif isinstance(module, nn.LayerNorm | nn.RMSNorm):
-            super()._init_weights(module)
+        elif isinstance(module, GatedIntention):
+            module.reset_own_parameters()
+        elif isinstance(module, ForgetGate):
+            init.zeros_(module.weight)
+            init.copy_(module.bias, module.first_bias())
+        elif isinstance(module, nn.Linear | nn.RMSNorm | nn.LayerNorm | ShortConvolution):
+            module.reset_parameters()
+            if getattr(module, "ends_branch", False) and not getattr(module.weight, "_is_hf_initialized", False):
+                module.weight.mul_((2 * self.config.num_hidden_layers) ** -0.5)
 
 
 class IntentionModel(IntentionPreTrainedModel):
@@ -206,7 +203,10 @@ class IntentionModel(IntentionPreTrainedModel):
     def __init__(self, config: IntentionConfig) -> None:
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(config.make_layers())
+        layers = config.make_layers()
+        for linear in (x for layer in layers for x in layer.last_linears()):
+            linear.ends_branch = True  # pyright: ignore[reportArgumentType] - read by _init_weights
+        self.layers = nn.ModuleList(layers)
         self.norm = make_norm(config.layer_norm, config.hidden_size)
         self.gradient_checkpointing = False
         self.post_init()
@@ -283,7 +283,7 @@ class IntentionForCausalLM(IntentionPreTrainedModel, GenerationMixin):
     def __init__(self, config: IntentionConfig) -> None:
         super().__init__(config)
         self.model = IntentionModel(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head = Projection(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
     def forward(

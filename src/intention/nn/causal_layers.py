@@ -84,6 +84,12 @@ class GatedLayer(CausalLayer):
         mixed, after = self.mixer(self.norm1(x), attention_mask, cu_seqlens, state, need_state=need_state)
         return self.added(x, mixed), after
 
+    def last_linears(self) -> list[nn.Linear]:
+        """What makes the two terms that the layer adds."""
+        assert isinstance(self.mixer, GatedIntention)
+        *_, last = (module for module in self.feedforward.modules() if isinstance(module, nn.Linear))
+        return [self.mixer.out_proj, last]
+
 
 def gated_layers(
     d_model: int,
@@ -120,11 +126,8 @@ def is_attention(i: int, every: int | None) -> bool:
     return every is not None and (i + 1) % every == 0
 
 
-def shrink_branches(layers: list[GatedLayer], of: int) -> None:
-    """What `of` layers add to the sum starts smaller the more there are, so that the sum does not grow with them."""
+def shrink_branches(layers: list[GatedLayer]) -> None:
+    """What layers add to the sum starts smaller the more there are, so that the sum does not grow with them."""
     with torch.no_grad():
-        for layer in layers:
-            *_, last = (module for module in layer.feedforward.modules() if isinstance(module, nn.Linear))
-            for name, weight in (*layer.mixer.named_parameters(), ("out_proj.weight", last.weight)):
-                if name == "out_proj.weight":
-                    weight.mul_((2 * of) ** -0.5)
+        for linear in (x for layer in layers for x in layer.last_linears()):
+            linear.weight.mul_((2 * len(layers)) ** -0.5)

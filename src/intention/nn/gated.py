@@ -41,6 +41,28 @@ class GatedState(NamedTuple):
         return GatedState(tail, tuple(change(x) for x in self.memory), change(self.seen))
 
 
+class Projection(nn.Linear):
+    """A linear layer whose outputs start with the size of its inputs."""
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight, std=self.in_features**-0.5)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+
+class ForgetGate(nn.Linear):
+    """gamma before its sigmoid: at the start the same for every token, and another one for each head."""
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.weight)
+        with torch.no_grad():
+            self.bias.copy_(self.first_bias())
+
+    def first_bias(self) -> Tensor:
+        lost = torch.logspace(math.log10(MOST), math.log10(LEAST), self.out_features + 2, dtype=torch.float64)[1:-1]
+        return torch.logit(1 - lost)
+
+
 class GatedIntention(nn.Module):
     """Causal Intention with the parts that make a language model's layer of it; every part is a choice.
 
@@ -117,18 +139,18 @@ class GatedIntention(nn.Module):
         self.mixer, self.silu, self.unit, self.start = mixer, silu, unit, alpha
         self.sizes = {"q": heads * head_dim, "k": kv_heads * head_dim, "v": kv_heads * value_dim}
         self.convolved = convolved if taps else ""
-        self.in_proj = nn.Linear(d_model, sum(self.sizes.values()), bias=False, **place)
+        self.in_proj = Projection(d_model, sum(self.sizes.values()), bias=False, **place)
         channels = sum(self.sizes[x] for x in self.convolved)
         self.convolution = ShortConvolution(channels, taps, **place) if channels else None
-        self.beta_proj = nn.Linear(d_model, kv_heads, **place) if beta else None
-        self.gamma_proj = nn.Linear(d_model, kv_heads, **place) if gamma else None
-        self.gate_proj = nn.Linear(d_model, heads * value_dim, bias=False, **place) if gate else None
+        self.beta_proj = Projection(d_model, kv_heads, **place) if beta else None
+        self.gamma_proj = ForgetGate(d_model, kv_heads, **place) if gamma else None
+        self.gate_proj = Projection(d_model, heads * value_dim, bias=False, **place) if gate else None
         shape = (kv_heads, head_dim if alpha_per == "channel" else 1)
         self.log_alpha = nn.Parameter(torch.empty(shape, **place)) if rule.ridge else None
         self.log_scale = nn.Parameter(torch.empty(heads, **place)) if rule.softmax and unit else None
         self.norm = nn.RMSNorm(value_dim, eps=1e-6, **place) if (rule.norm if norm is None else norm) else None
         self.rotate = Rotary(head_dim) if rotary else None
-        self.out_proj = nn.Linear(heads * value_dim, d_model, bias=False, **place)
+        self.out_proj = Projection(heads * value_dim, d_model, bias=False, **place)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -136,17 +158,14 @@ class GatedIntention(nn.Module):
         for child in self.children():
             if isinstance(child, nn.Linear | nn.RMSNorm | ShortConvolution):
                 child.reset_parameters()
-            if isinstance(child, nn.Linear):
-                nn.init.normal_(child.weight, std=child.in_features**-0.5)  # outputs of the size of the tokens
-        with torch.no_grad():
-            if self.gamma_proj is not None:
-                lost = torch.logspace(math.log10(MOST), math.log10(LEAST), self.kv_heads + 2)[1:-1]
-                self.gamma_proj.weight.zero_()
-                self.gamma_proj.bias.copy_(torch.logit(1 - lost.double()))
-            if self.log_alpha is not None:
-                self.log_alpha.fill_(math.log(self.start))
-            if self.log_scale is not None:  # unit vectors times sqrt(d) are what others compare over sqrt(d)
-                self.log_scale.fill_(math.log(self.head_dim) / 2 if self.mixer == "attention" else 0.0)
+        self.reset_own_parameters()
+
+    def reset_own_parameters(self) -> None:
+        """Those that are of no part."""
+        if self.log_alpha is not None:
+            nn.init.constant_(self.log_alpha, math.log(self.start))
+        if self.log_scale is not None:  # unit vectors times sqrt(d) are what others compare over sqrt(d)
+            nn.init.constant_(self.log_scale, math.log(self.head_dim) / 2 if self.mixer == "attention" else 0.0)
 
     def extra_repr(self) -> str:
         parts = f"{self.d_model}, {self.heads}, {self.head_dim}, kv_heads={self.kv_heads}, value_dim={self.value_dim}"

@@ -91,7 +91,7 @@ class InformerLM(nn.Module):
             rotary = None if positions is None else positions == "rotary"
             own = {"rotary": rotary, **options}
             layers = gated_layers(*sizes, mixer=mixer, attention_every=attention_every, **kinds, options=own)
-            shrink_branches(layers, num_layers)
+            shrink_branches(layers)
         else:
             layers = _plain_layers(*sizes, mixer, attention_every, **kinds, options=options)
         self.layers = nn.ModuleList(layers)
