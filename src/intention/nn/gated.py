@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -36,7 +37,8 @@ class GatedState(NamedTuple):
         """The same state without the graph that led to it."""
         return self.each(Tensor.detach)
 
-    def each(self, change: Any) -> GatedState:
+    def each(self, change: Callable[[Tensor], Tensor]) -> GatedState:
+        """Every tensor changed."""
         tail = None if self.tail is None else change(self.tail)
         return GatedState(tail, tuple(change(x) for x in self.memory), change(self.seen))
 
