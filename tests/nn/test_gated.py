@@ -188,6 +188,23 @@ def test_padding_anywhere_is_not_there(mixer: str, options: dict[str, Any]) -> N
 
 
 @pytest.mark.parametrize("mixer", RULES)
+@pytest.mark.parametrize("options", [{}, {"beta": True, "gamma": True}])
+def test_padding_may_come_later(mixer: str, options: dict[str, Any]) -> None:
+    if RULES[mixer].gamma is None and options:
+        pytest.skip("has no such gates")
+    layer, x = layer_of(mixer, **options), tokens(2, 12)
+    mask = torch.ones(2, 4, dtype=torch.bool)
+    mask[0, 1:3], mask[1, 2:] = False, False
+    first, state = layer(x[:, :5])
+    second, state = layer(x[:, 5:9], mask, None, state)
+    third, _ = layer(x[:, 9:], state=state)
+    for i in range(2):
+        kept = torch.cat([torch.ones(5).bool(), mask[i], torch.ones(3).bool()])
+        got = torch.cat([first[i], second[i, mask[i]], third[i]])
+        torch.testing.assert_close(got, layer(x[i : i + 1, kept])[0][0])
+
+
+@pytest.mark.parametrize("mixer", RULES)
 @pytest.mark.parametrize("options", OPTIONS[:3])
 def test_packed_sequences_do_not_meet(mixer: str, options: dict[str, Any]) -> None:
     layer, x = layer_of(mixer, **options), tokens(1, 18)
@@ -306,6 +323,18 @@ def test_states_are_chosen_detached_and_do_not_grow(mixer: str) -> None:
     _, later = layer(x, state=state)
     grows = mixer in ("attention", "sigma_intention")
     assert (sum(t.numel() for t in later.memory) > sum(t.numel() for t in state.memory)) == grows
+
+
+@pytest.mark.parametrize("mixer", RULES)
+def test_no_tokens_are_read_as_well(mixer: str) -> None:
+    layer, x = layer_of(mixer), tokens()
+    _, start = layer(x[:, :0])
+    whole, state = layer(x, state=start)
+    torch.testing.assert_close(whole, layer(x)[0])
+    y, same = layer(x[:, :0], state=state)
+    assert y.shape == (2, 0, 12)
+    torch.testing.assert_close(layer(x, state=same)[0], layer(x, state=state)[0])
+    assert layer(x[:1, :0], cu_seqlens=torch.tensor([0, 0, 0]))[1].seen.tolist() == [0, 0]
 
 
 def test_parts_are_there_or_not() -> None:

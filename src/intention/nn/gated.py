@@ -193,6 +193,9 @@ class GatedIntention(nn.Module):
             need_state: False saves the work for the state, in training for instance; None is returned for it.
         """
         checks.gated_input(x, self.d_model, attention_mask, cu_seqlens, None if state is None else state.seen)
+        if x.shape[1] == 0:  # one token of padding in the place of none
+            nothing = x.new_zeros(len(x) if cu_seqlens is None else len(cu_seqlens) - 1, 1, self.d_model)
+            return x, self._advance(nothing, nothing.new_zeros(len(nothing), dtype=torch.int64), state, need_state)[1]
         if cu_seqlens is not None:
             return self._packed(x, checks.ends(cu_seqlens, x.shape[1]), state, need_state)
         if attention_mask is None:
@@ -244,8 +247,10 @@ class GatedIntention(nn.Module):
         if length is not None:
             there = (torch.arange(n, device=x.device) < length.unsqueeze(1)).view(batch, 1, 1, n)
             k = k.masked_fill(~there.squeeze(1).unsqueeze(-1), 0.0)
-            if RULES[self.mixer].beta is not None:
-                weight = there.to(k.dtype) if weight is None else torch.where(there, weight, 0.0)
+            if weight is not None:
+                weight = torch.where(there, weight, 0.0)
+            elif not RULES[self.mixer].softmax:  # which sees tokens by their places, and none behind its own
+                weight = there.to(k.dtype)
             decay = None if decay is None else torch.where(there, decay, 1.0)
         alpha = None if self.log_alpha is None else _wide(self.log_alpha).exp().unsqueeze(1)
         scale = None if self.log_scale is None else _wide(self.log_scale).exp().view(self.kv_heads, -1, 1, 1)

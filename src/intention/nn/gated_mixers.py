@@ -77,15 +77,15 @@ def attention(tokens: Gated, memory: Memory | None) -> tuple[Tensor, Memory | No
     if memory is not None or gated:
         shown = ragged.visible(key.shape[-2], keys.shape[-2], key.device, seen)
     if gated:
-        bias, *rest = _log_weights(tokens, rest)
-        shown = bias.to(dtype).masked_fill(~shown.unsqueeze(1), -torch.inf)  # pyright: ignore[reportOptionalMemberAccess]
+        bias, *rest = _log_weights(tokens, rest, dtype)
+        shown = bias.masked_fill(~shown.unsqueeze(1), -torch.inf)  # pyright: ignore[reportOptionalMemberAccess]
         shown = _per_query_head(shown, groups)
     k, v = _per_query_head(keys, groups), _per_query_head(values, groups)
     out = TF.scaled_dot_product_attention(query.flatten(1, 2), k, v, shown, is_causal=shown is None, scale=1.0)
     return out.unflatten(1, (-1, groups)), (keys, values, *rest)
 
 
-def _log_weights(tokens: Gated, before: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+def _log_weights(tokens: Gated, before: list[Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """log(w_s D_ts) (batch, kv heads, 1, n, S), and what is remembered for that of the next tokens.
 
     That is the sum of the logarithms of decays up to t, and for each key log w_s minus this sum up to s.
@@ -96,7 +96,8 @@ def _log_weights(tokens: Gated, before: list[Tensor]) -> tuple[Tensor, Tensor, T
     own = (none if tokens.weight is None else tokens.weight.double().clamp_min(LEAST).log()) - total
     own = own.unsqueeze(-1)
     counts = ragged.appended(before[0], own, tokens.seen) if before else own
-    return total.unsqueeze(-1) + counts.mT, counts, total[..., -1:]
+    first = total[..., :1].unsqueeze(-1)  # sums since the first of these tokens are rounded less
+    return (total.unsqueeze(-1) - first).to(dtype) + (counts + first).mT.to(dtype), counts, total[..., -1:]
 
 
 def _per_query_head(x: Tensor, groups: int) -> Tensor:
