@@ -246,11 +246,7 @@ class GatedIntention(nn.Module):
         weight, decay = self._gates(x)
         if length is not None:
             there = (torch.arange(n, device=x.device) < length.unsqueeze(1)).view(batch, 1, 1, n)
-            k = k.masked_fill(~there.squeeze(1).unsqueeze(-1), 0.0)
-            if weight is not None:
-                weight = torch.where(there, weight, 0.0)
-            elif not RULES[self.mixer].softmax:  # which sees tokens by their places, and none behind its own
-                weight = there.to(k.dtype)
+            k = k.masked_fill(~there.squeeze(1).unsqueeze(-1), 0.0)  # adds nothing, whatever its weight
             decay = None if decay is None else torch.where(there, decay, 1.0)
         alpha = None if self.log_alpha is None else _wide(self.log_alpha).exp().unsqueeze(1)
         scale = None if self.log_scale is None else _wide(self.log_scale).exp().view(self.kv_heads, -1, 1, 1)

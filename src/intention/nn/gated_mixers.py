@@ -23,7 +23,7 @@ LEAST = 1e-38  # a gate that has become 0 has no logarithm
 
 
 class Gated(NamedTuple):
-    """Tokens of a gated layer. Padding stands behind the others, with weight 0, decay 1 and keys of 0."""
+    """Tokens of a gated layer. Padding stands behind the others, with decays of 1 and keys of 0."""
 
     query: Tensor
     key: Tensor
