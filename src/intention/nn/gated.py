@@ -237,10 +237,7 @@ class GatedIntention(nn.Module):
         """The layer on tokens of which the first `length` (batch,) of each sequence are there."""
         batch, n = x.shape[:2]
         seen = x.new_zeros(batch, dtype=torch.int64) if state is None else state.seen
-        q, k, v, tail = self._tokens(x, None if state is None else state.tail, length)
-        q, k, v = (t.unflatten(-1, (heads, -1)).transpose(1, 2) for t, heads in self._with_heads(q, k, v))
-        if self.unit:
-            q, k = _unit(q), _unit(k)
+        q, k, v, tail = self._heads(x, None if state is None else state.tail, length)
         if self.rotate is not None:
             q, k = self.rotate(q, k, seen.view(-1, 1, 1))
         weight, decay = self._gates(x)
@@ -258,21 +255,22 @@ class GatedIntention(nn.Module):
             return y, None
         return y, GatedState(tail, memory, seen + (n if length is None else length))
 
-    def _tokens(
+    def _heads(
         self, x: Tensor, tail: Tensor | None, length: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """q, k and v (batch, n, channels), and the tail of the convolution."""
+        """q (batch, heads, n, head_dim), k and v (batch, kv heads, n, features), and the tail of the convolution."""
         every = self.in_proj(x)
         parts = dict(zip("qkv", every.split(list(self.sizes.values()), -1), strict=True))
         if self.convolution is not None:
             channels = every if self.convolved == "qkv" else torch.cat([parts[p] for p in self.convolved], -1)
             out, tail = self.convolution(channels, tail, length)
             parts |= zip(self.convolved, out.split([self.sizes[p] for p in self.convolved], -1), strict=True)
-        q, k, v = (TF.silu(parts[p]) if self.silu else parts[p] for p in "qkv")
+        heads = {"q": self.heads, "k": self.kv_heads, "v": self.kv_heads}
+        parts = {p: TF.silu(x) if self.silu else x for p, x in parts.items()}
+        q, k, v = (parts[p].unflatten(-1, (heads[p], -1)).transpose(1, 2) for p in "qkv")
+        if self.unit:
+            q, k = _unit(q), _unit(k)
         return q, k, v.to(every.dtype), tail
-
-    def _with_heads(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[tuple[Tensor, int], ...]:
-        return (q, self.heads), (k, self.kv_heads), (v, self.kv_heads)
 
     def _gates(self, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """beta and gamma (batch, kv heads, 1, n), in float32 or better: in bfloat16 .9999 is 1."""
