@@ -27,7 +27,7 @@ from intention.nn import GatedIntention, InformerLM
 KINDS: list[dict[str, Any]] = [
     {},
     {"attention_every": 2, "num_key_value_heads": 2, "layer_norm": "layer", "feedforward": "gelu"},
-    {"mixer": "gated_delta", "head_norm": True},
+    {"mixer": "gated_delta", "output_norm": True},
     {"mixer": "sigma_intention"},
 ]
 

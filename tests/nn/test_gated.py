@@ -21,8 +21,8 @@ SIZES: dict[str, Any] = {"d_model": 12, "heads": 4, "head_dim": 5}
 OPTIONS: list[dict[str, Any]] = [
     {},
     {"kv_heads": 2, "value_dim": 3, "alpha_per": "head"},
-    {"norm": True, "rotary": True},
-    {"norm": False, "gate": False, "beta": False, "gamma": False},
+    {"output_norm": True, "rotary": True},
+    {"output_norm": False, "gate": False, "beta": False, "gamma": False},
     {"taps": 0, "silu": False},
     {"taps": 2, "convolved": "qv", "unit": False},
 ]
@@ -74,8 +74,8 @@ def by_hand(layer: GatedIntention, x: Tensor) -> Tensor:
             for gate in (layer.beta_proj, layer.gamma_proj)
         )
         out[:, h] = read_by_hand(layer, h, g, q, key, v, beta, gamma)
-    if layer.norm is not None:
-        out = out * (out.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * layer.norm.weight
+    if layer.output_norm is not None:
+        out = out * (out.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * layer.output_norm.weight
     out = out.flatten(1)
     if layer.gate_proj is not None:
         out = out * torch.sigmoid(x @ layer.gate_proj.weight.T)
@@ -241,7 +241,7 @@ def test_the_convolution_is_that_of_torch() -> None:
 @pytest.mark.parametrize("mixer", RULES)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_the_layer_up_to_its_rounding(mixer: str, dtype: torch.dtype) -> None:
-    layer, x = GatedIntention(32, 4, mixer=mixer, norm=True, rotary=True), torch.randn(2, 90, 32)
+    layer, x = GatedIntention(32, 4, mixer=mixer, output_norm=True, rotary=True), torch.randn(2, 90, 32)
     layer = layer.requires_grad_()
     want, _ = layer(x)
     mask = torch.ones(2, 60)
@@ -347,7 +347,7 @@ def test_parts_are_there_or_not() -> None:
     parts = {m: GatedIntention(12, 4, mixer=m) for m in RULES}
     assert {m for m, x in parts.items() if x.gamma_proj is not None} == {"intention", "gated_delta", "linear_attention"}
     assert {m for m, x in parts.items() if x.log_alpha is not None} == {"intention", "sigma_intention"}
-    assert {m for m, x in parts.items() if x.norm is not None} == {"linear_attention"}
+    assert {m for m, x in parts.items() if x.output_norm is not None} == {"linear_attention"}
 
 
 @pytest.mark.parametrize(

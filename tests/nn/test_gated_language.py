@@ -13,7 +13,7 @@ from intention.nn.gated_mixers import RULES
 KINDS = [
     {},
     {"attention_every": 2},
-    {"norm": "rms", "feedforward": "swiglu", "kv_heads": 2},
+    {"norm": "rms", "feedforward": "swiglu", "kv_heads": 2, "output_norm": True},
     {"attention_every": 1, "positions": "rotary", "norm": "rms"},
 ]
 

@@ -45,7 +45,6 @@ class IntentionConfig(PreTrainedConfig):
         num_key_value_heads: kv_heads; None is num_attention_heads.
         attention_every: every k-th layer is softmax attention; None is none. Such layers remember keys and values.
         layer_norm, feedforward: "rms" or "layer", "swiglu" or "gelu".
-        head_norm: `norm` of `nn.GatedIntention`.
         rotary: rotary positions; None is in softmax attention layers alone.
         dropout: of what layers add.
     """
@@ -72,7 +71,7 @@ class IntentionConfig(PreTrainedConfig):
     alpha: float = 0.1
     alpha_per: str = "channel"
     gate: bool = True
-    head_norm: bool | None = None
+    output_norm: bool | None = None
     rotary: bool | None = None
     layer_norm: str = "rms"
     feedforward: str = "swiglu"
@@ -90,7 +89,19 @@ class IntentionConfig(PreTrainedConfig):
         super().__post_init__(**kwargs)
 
     def make_layers(self) -> list[GatedLayer]:
-        parts = ("taps", "convolved", "silu", "unit", "beta", "gamma", "alpha", "alpha_per", "gate", "rotary")
+        parts = (
+            "taps",
+            "convolved",
+            "silu",
+            "unit",
+            "beta",
+            "gamma",
+            "alpha",
+            "alpha_per",
+            "gate",
+            "output_norm",
+            "rotary",
+        )
         return gated_layers(
             self.hidden_size,
             self.num_attention_heads,
@@ -106,7 +117,6 @@ class IntentionConfig(PreTrainedConfig):
                 "head_dim": self.head_dim,
                 "kv_heads": self.num_key_value_heads,
                 "value_dim": self.value_dim,
-                "norm": self.head_norm,
             },
         )
 

@@ -97,7 +97,7 @@ class GatedIntention(nn.Module):
         alpha: start of the learnable ridge; "intention" and "sigma_intention" have one.
         alpha_per: "channel" of each kv head, or "head".
         gate: of the output.
-        norm: RMS norm of what a head reads. None is no, but yes for "linear_attention", whose sums grow.
+        output_norm: RMS norm of what a head reads. None is no, but yes for "linear_attention", whose sums grow.
         rotary: rotary positions of q and k.
     """
 
@@ -119,7 +119,7 @@ class GatedIntention(nn.Module):
         alpha: float = 0.1,
         alpha_per: str = "channel",
         gate: bool = True,
-        norm: bool | None = None,
+        output_norm: bool | None = None,
         rotary: bool = False,
         device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
@@ -150,7 +150,9 @@ class GatedIntention(nn.Module):
         shape = (kv_heads, head_dim if alpha_per == "channel" else 1)
         self.log_alpha = nn.Parameter(torch.empty(shape, **place)) if rule.ridge else None
         self.log_scale = nn.Parameter(torch.empty(heads, **place)) if rule.softmax and unit else None
-        self.norm = nn.RMSNorm(value_dim, eps=1e-6, **place) if (rule.norm if norm is None else norm) else None
+        self.output_norm = (
+            nn.RMSNorm(value_dim, eps=1e-6, **place) if (rule.norm if output_norm is None else output_norm) else None
+        )
         self.rotate = Rotary(head_dim) if rotary else None
         self.out_proj = Projection(heads * value_dim, d_model, bias=False, **place)
         self.reset_parameters()
@@ -285,7 +287,7 @@ class GatedIntention(nn.Module):
 
     def _read(self, x: Tensor, mixed: Tensor, dtype: torch.dtype) -> Tensor:
         """(batch, n, d_model) of what heads read, (batch, n, heads, value_dim)."""
-        mixed = mixed if self.norm is None else self.norm(mixed.to(self.norm.weight.dtype))
+        mixed = mixed if self.output_norm is None else self.output_norm(mixed.to(self.output_norm.weight.dtype))
         mixed = mixed.flatten(2).to(dtype)
         return self.out_proj(mixed if self.gate_proj is None else mixed * torch.sigmoid(self.gate_proj(x)))
 
