@@ -389,3 +389,33 @@ def cu_seqlens(x: Tensor, n: int) -> list[int]:
             f"{ends or tuple(x.shape)}"
         )
     return ends
+
+
+def mesa(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    lamb: Tensor,
+    gram: Tensor | None,
+    cross: Tensor | None,
+    sequences: int | None,
+) -> None:
+    """Shapes of a call with heads behind the tokens, (B, T, H, features)."""
+    if q.dim() != 4 or q.shape != k.shape or v.dim() != 4 or v.shape[:3] != k.shape[:3]:
+        raise ValueError(f"q and k must be (B, T, H, K) and v (B, T, H, V), got {shape(q)}, {shape(k)} and {shape(v)}")
+    b, _, heads, d = q.shape
+    for name, x in (("g", g), ("beta", beta)):
+        if x.shape != q.shape[:3]:
+            raise ValueError(f"{name} must be (B, T, H) = {tuple(q.shape[:3])}, got {shape(x)}")
+    if lamb.shape != (heads, d):
+        raise ValueError(f"lamb must be (H, K) = {(heads, d)}, got {shape(lamb)}; one per head goes in expanded")
+    if sequences is not None and b != 1:
+        raise ValueError(f"with cu_seqlens all sequences are in one row, B = 1, got B = {b}")
+    if (gram is None) != (cross is None):
+        raise ValueError("h_kk_init and h_kv_init belong together, got only one of them")
+    lead = (b if sequences is None else sequences, heads)
+    for name, x, wanted in (("h_kk_init", gram, (*lead, d, d)), ("h_kv_init", cross, (*lead, d, v.shape[-1]))):
+        if x is not None and x.shape != wanted:
+            raise ValueError(f"{name} must be {wanted}, one state for each sequence and head, got {shape(x)}")

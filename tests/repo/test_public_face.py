@@ -17,8 +17,9 @@ REWRITE = "python tests/repo/test_public_face.py"
 
 MODULES = """
 intention intention.constraints intention.discriminant intention.distributed intention.features intention.functional
-intention.integrations.transformers intention.kernels intention.naive intention.nn intention.nn.alpha
-intention.nn.blocks intention.nn.convert intention.nn.embed intention.nn.heads intention.nn.language
+intention.integrations.causal_lm intention.integrations.fla intention.integrations.transformers intention.kernels
+intention.naive intention.nn intention.nn.alpha intention.nn.blocks intention.nn.convert intention.nn.embed
+intention.nn.gated intention.nn.heads intention.nn.language
 intention.nn.mixers intention.nn.multihead intention.nn.scaling intention.sklearn intention.lab
 intention.lab.core.results intention.lab.core.train intention.lab.data intention.lab.experiments
 intention.lab.report

@@ -12,6 +12,7 @@ from intention.nn.blocks import (
 )
 from intention.nn.convert import Swapped, swap_attention
 from intention.nn.embed import mlp
+from intention.nn.gated import GatedIntention, GatedState
 from intention.nn.heads import Attention, Intention, LinearAttention, NeuralProcess, SigmaIntention
 from intention.nn.language import InformerLM
 from intention.nn.mixers import MultiheadAttention, MultiheadDelta, MultiheadLinearAttention, MultiheadNeuralProcess
@@ -20,6 +21,8 @@ from intention.nn.multihead import MultiheadIntention
 __all__ = [
     "Attention",
     "ContextAlpha",
+    "GatedIntention",
+    "GatedState",
     "Informer",
     "InformerDecoderLayer",
     "InformerLM",

@@ -115,3 +115,75 @@ def generation(tokens: Tensor, count: int, temperature: float, top_k: int | None
         raise ValueError(
             f"count and temperature must be >= 0 and top_k >= 1 or None, got {count}, {temperature} and {top_k}"
         )
+
+
+def gated_sizes(
+    d_model: object,
+    heads: object,
+    head_dim: object,
+    kv_heads: object,
+    value_dim: object,
+    taps: object,
+    convolved: object,
+    alpha: float,
+) -> None:
+    """Sizes of a gated layer."""
+    known = {"d_model": d_model, "heads": heads, "head_dim": head_dim, "kv_heads": kv_heads, "value_dim": value_dim}
+    for name, got in known.items():
+        may_miss = name not in ("d_model", "heads")
+        if not (got is None and may_miss) and (isinstance(got, bool) or not isinstance(got, Integral) or got < 1):
+            raise ValueError(f"{name} must be an integer >= 1{' or None' if may_miss else ''}, got {got!r}")
+    assert isinstance(d_model, int)
+    assert isinstance(heads, int)
+    if head_dim is None and d_model % heads:
+        raise ValueError(f"d_model must be a multiple of heads, got {d_model} and {heads}; or give head_dim")
+    if isinstance(kv_heads, int) and heads % kv_heads:
+        raise ValueError(f"heads must be a multiple of kv_heads, which they share, got {heads} and {kv_heads}")
+    if isinstance(taps, bool) or not isinstance(taps, Integral) or taps < 0 or taps == 1:
+        raise ValueError(f"taps must be an integer >= 2, or 0 for no convolution, got {taps!r}")
+    checks.choice("convolved", convolved, ("qkv", "qk", "qv", "kv", "q", "k", "v"))
+    if alpha == 0:
+        raise ValueError("alpha is learnt as a logarithm, so it must start > 0, got 0; use a small one, 1e-4")
+
+
+def gates(
+    mixer: str, beta: bool | None, default_beta: bool | None, gamma: bool | None, default_gamma: bool | None
+) -> tuple[bool, bool]:
+    """Which gates a gated layer has; a default of None says that its mixer has no such gate."""
+    for name, got, default in (("beta", beta, default_beta), ("gamma", gamma, default_gamma)):
+        if got and default is None:
+            other = "'gated_delta'" if mixer == "delta" else "'attention'"
+            raise ValueError(f"mixer={mixer!r} has no gate {name}, got {name}={got}; use mixer={other}")
+    beta, gamma = (default if got is None else got for got, default in ((beta, default_beta), (gamma, default_gamma)))
+    return bool(beta), bool(gamma)
+
+
+def attention_every(got: object) -> None:
+    if got is not None and (isinstance(got, bool) or not isinstance(got, Integral) or got < 1):
+        raise ValueError(f"attention_every must be an integer >= 1, or None for no attention layers, got {got!r}")
+
+
+def gated_input(x: Tensor, d_model: int, mask: Tensor | None, cu_seqlens: Tensor | None, seen: Tensor | None) -> None:
+    if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[-1] != d_model:
+        got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+        raise ValueError(f"wanted tokens (batch, n, {d_model}), got {got}; use x[None] for one sequence")
+    if mask is not None:
+        if cu_seqlens is not None:
+            raise ValueError("packed sequences have no padding, got both attention_mask and cu_seqlens; pass one")
+        if not isinstance(mask, Tensor) or tuple(mask.shape) != tuple(x.shape[:2]):
+            got = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
+            raise ValueError(
+                f"attention_mask must be (batch, n) = {tuple(x.shape[:2])}, 0 where padding is, got {got}; of a longer "
+                "one that also covers the tokens before, pass the last n columns"
+            )
+    if cu_seqlens is not None and x.shape[0] != 1:
+        raise ValueError(f"with cu_seqlens all sequences are in one row, x (1, n, {d_model}), got {tuple(x.shape)}")
+    sequences = x.shape[0] if cu_seqlens is None else len(cu_seqlens) - 1
+    if seen is not None and seen.shape[0] != sequences:
+        raise ValueError(
+            f"the state is of {seen.shape[0]} sequences, got {sequences}; use state.reorder to choose some"
+        )
+
+
+def ends(cu_seqlens: Tensor, n: int) -> list[int]:
+    return checks.cu_seqlens(cu_seqlens, n)

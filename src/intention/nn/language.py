@@ -10,53 +10,22 @@ from torch import Tensor, nn
 
 from intention._checks import choice
 from intention.nn import checks
+from intention.nn.causal_layers import (
+    FEEDFORWARDS,
+    NORMS,
+    CausalLayer,
+    gated_layers,
+    is_attention,
+    make_norm,
+    shrink_branches,
+)
 from intention.nn.mixers import make_mixer
-from intention.nn.multihead import Multihead, Stream
+from intention.nn.rotary import Rotary
 
 __all__ = ["InformerLM"]
 
 POSITIONS = ("rotary", "none")
-
-
-class Rotary(nn.Module):
-    """Rotary positions: pairs of features are turned by angles that grow with the position."""
-
-    def __init__(self, d: int, base: float = 10_000.0) -> None:
-        super().__init__()
-        self.d, self.base = d, base
-
-    def forward(self, query: Tensor, key: Tensor, seen: int) -> tuple[Tensor, Tensor]:
-        """Queries and keys (..., n, d) of the tokens that come after `seen` others."""
-        # in bfloat16, which a buffer would be after .bfloat16(), 256 and 257 are the same position
-        place: Any = {"device": query.device, "dtype": torch.promote_types(query.dtype, torch.float32)}
-        speed = self.base ** (-torch.arange(0, self.d - self.d % 2, 2, **place) / self.d)
-        angle = torch.arange(seen, seen + query.shape[-2], **place).unsqueeze(-1) * speed
-        cos, sin = angle.cos(), angle.sin()
-        return _turned(query, cos, sin).to(query.dtype), _turned(key, cos, sin).to(key.dtype)
-
-
-def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    half = cos.shape[-1]
-    one, two, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
-    return torch.cat([one * cos - two * sin, one * sin + two * cos, rest], -1)
-
-
-class CausalLayer(nn.Module):
-    """Norm, mixer, norm, two linear layers, each with a sum around it."""
-
-    def __init__(self, d_model: int, mixer: Multihead, dim_feedforward: int, dropout: float) -> None:
-        super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(d_model), nn.LayerNorm(d_model)
-        self.mixer = mixer
-        self.feedforward = nn.Sequential(
-            nn.Linear(d_model, dim_feedforward), nn.GELU(), nn.Linear(dim_feedforward, d_model)
-        )
-        self.dropout = nn.Dropout(dropout)
-
-    def forward(self, x: Tensor, before: Stream | None, rotate: Rotary | None) -> tuple[Tensor, Stream]:
-        mixed, stream = self.mixer.stream(self.norm1(x), before, rotate)
-        x = x + self.dropout(mixed)
-        return x + self.dropout(self.feedforward(self.norm2(x))), stream
+LAYERS = ("plain", "gated")
 
 
 class InformerLM(nn.Module):
@@ -75,8 +44,14 @@ class InformerLM(nn.Module):
         mixer: "intention", "sigma_intention", "attention", "linear_attention" or "delta". Intention, linear attention
             and the delta rule remember a matrix per head, whatever the number of tokens; the others all keys and
             values.
-        positions: "rotary", or "none": a causal mixer knows the order without.
+        positions: "rotary", or "none": a causal mixer knows the order without. None is rotary positions in all plain
+            layers, and in those gated ones that are softmax attention.
         tied: the output layer has the weights of the embedding.
+        layer: "plain", a mixer with bare projections, or "gated", a `GatedIntention`, which has a short convolution and
+            gates around any of these mixers, and "gated_delta".
+        attention_every: every k-th layer is softmax attention; None is none.
+        norm: "layer" or "rms".
+        feedforward: "gelu", or "swiglu", whose width is 8/3 d_model if none is given.
         options: of the mixer.
     """
 
@@ -90,35 +65,66 @@ class InformerLM(nn.Module):
         dropout: float = 0.0,
         *,
         mixer: str = "intention",
-        positions: str = "rotary",
+        positions: str | None = None,
         tied: bool = True,
+        layer: str = "plain",
+        attention_every: int | None = None,
+        norm: str = "layer",
+        feedforward: str = "gelu",
         **options: Any,
     ) -> None:
         super().__init__()
-        choice("positions", positions, POSITIONS)
+        if positions is not None:
+            choice("positions", positions, POSITIONS)
+        choice("layer", layer, LAYERS)
+        choice("norm", norm, NORMS)
+        choice("feedforward", feedforward, FEEDFORWARDS)
+        checks.attention_every(attention_every)
         self.embed = nn.Embedding(vocabulary, d_model)
         nn.init.normal_(self.embed.weight, std=d_model**-0.5)
-        self.layers = nn.ModuleList(
-            CausalLayer(
-                d_model,
-                make_mixer(mixer, d_model, nhead, batch_first=True, **options),  # pyright: ignore[reportArgumentType] - by name
-                dim_feedforward or 4 * d_model,
-                dropout,
-            )
-            for _ in range(num_layers)
+        self.gated = layer == "gated"
+        sizes, kinds = (
+            (d_model, nhead, num_layers, dim_feedforward, dropout),
+            {"norm": norm, "feedforward": feedforward},
         )
-        self.norm = nn.LayerNorm(d_model)
+        if self.gated:
+            rotary = None if positions is None else positions == "rotary"
+            own = {"rotary": rotary, **options}
+            layers = gated_layers(*sizes, mixer=mixer, attention_every=attention_every, **kinds, options=own)
+            shrink_branches(layers)
+        else:
+            layers = _plain_layers(*sizes, mixer, attention_every, **kinds, options=options)
+        self.layers = nn.ModuleList(layers)
+        self.norm = make_norm(norm, d_model)
         self.read = nn.Linear(d_model, vocabulary, bias=False)
         if tied:
             self.read.weight = self.embed.weight
-        self.rotate = Rotary(d_model // nhead) if positions == "rotary" else None
+        self.rotate = Rotary(d_model // nhead) if positions != "none" and not self.gated else None
 
-    def forward(self, tokens: Tensor, before: list[Stream] | None = None) -> tuple[Tensor, list[Stream]]:
-        """Logits (batch, n, vocabulary) of what follows each of the tokens (batch, n), and streams to go on with."""
+    def forward(
+        self,
+        tokens: Tensor,
+        before: list[Any] | None = None,
+        *,
+        attention_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        need_streams: bool = True,
+    ) -> tuple[Tensor, list[Any]]:
+        """Logits (batch, n, vocabulary) of what follows each of the tokens (batch, n), and streams to go on with.
+
+        attention_mask and cu_seqlens, of gated layers alone: padding and packed sequences, as in `GatedIntention`.
+        need_streams: False lets gated layers save the work for them; a list of None is returned.
+        """
         checks.tokens(tokens)
+        if not self.gated and (attention_mask is not None or cu_seqlens is not None):
+            raise ValueError("plain layers read neither attention_mask nor cu_seqlens; use InformerLM(layer='gated')")
         x, streams = self.embed(tokens), []
         for i, layer in enumerate(self.layers):
-            x, stream = layer(x, None if before is None else before[i], self.rotate)
+            stream = None if before is None else before[i]
+            if self.gated:
+                x, stream = layer(x, attention_mask, cu_seqlens, stream, need_streams)
+            else:
+                x, stream = layer(x, stream, self.rotate)
             streams.append(stream)
         return self.read(self.norm(x)), streams
 
@@ -151,6 +157,26 @@ class InformerLM(nn.Module):
             for module, training in modes:  # not self.train(): parts of it may be frozen in eval
                 module.training = training
         return torch.cat(found, 1)
+
+
+def _plain_layers(
+    d_model: int,
+    nhead: int,
+    num_layers: int,
+    dim_feedforward: int | None,
+    dropout: float,
+    mixer: str,
+    attention_every: int | None,
+    *,
+    options: dict[str, Any],
+    **kinds: str,
+) -> list[CausalLayer]:
+    layers = []
+    for i in range(num_layers):
+        name, own = ("attention", {}) if is_attention(i, attention_every) else (mixer, options)
+        mixing = make_mixer(name, d_model, nhead, batch_first=True, **own)
+        layers.append(CausalLayer(d_model, mixing, dim_feedforward, dropout, **kinds))
+    return layers
 
 
 def _draw(logits: Tensor, temperature: float, top_k: int | None, generator: torch.Generator | None) -> Tensor:

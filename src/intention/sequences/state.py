@@ -25,8 +25,8 @@ from intention._call.arguments import full_precision
 from intention._call.softmax import scored
 from intention._covariance import default_alpha, gain_of, largest_alpha
 from intention.context import storage
+from intention.sequences import ragged
 from intention.solve.causal.chunks import Tokens
-from intention.solve.causal.each_query import triangle
 from intention.solve.causal.fading import chunks, faded_sums, fading
 from intention.solve.causal.sequence import causal
 from intention.solve.ladder import Report
@@ -355,37 +355,50 @@ def _packed(
 
 @full_precision
 def sigma_stream(
-    query: Tensor, key: Tensor, value: Tensor, alpha: Tensor, covariance: str, scale: float | None, memory: Sigma | None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    alpha: Tensor,
+    covariance: str,
+    scale: float | None,
+    memory: Sigma | None,
+    seen: Tensor | None = None,
 ) -> tuple[Tensor, Sigma]:
-    """sigma-Intention of the next tokens. Sigma is a sum; the softmax needs all keys and values."""
+    """sigma-Intention of the next tokens. Sigma is a sum; the softmax needs all keys and values.
+
+    seen: (batch,), where sequences have different lengths: how many tokens each had. The keys of padding, which stands
+        behind the tokens of a call, are 0.
+    """
     lead = key.shape[:-2]
     if memory is None:
         d, place = key.shape[-1], key.device
         state = CausalState.empty(d, 0, lead, alpha=alpha, covariance=covariance, device=place)
         memory = (key[..., :0, :], value[..., :0, :], state)
     keys, values, state = memory
-    seen, free = keys.shape[-2], gradient_free(key, keys, state.gram)
+    before, free = keys.shape[-2], gradient_free(key, keys, state.gram)
     # Slopes through Sigma and through the keys that the softmax meets nearly cancel: added unrounded
     key = key if free else key.to(SUMS)
-    keys, values = torch.cat([keys, key], -2), torch.cat([values, value], -2)
-    shown = None if seen == 0 else triangle(query.shape[-2], keys.shape[-2], key.device, seen)
+    keys, values = ragged.appended(keys, key, seen), ragged.appended(values, value, seen)
+    m, working = query.shape[-2], torch.float64 if query.dtype == torch.float64 else torch.float32
 
-    def transformed(query: Tensor, key: Tensor, before: CausalState | Ridge) -> tuple[Tensor, CausalState | None, bool]:
-        moved, after, report = _run(query, key, None, None, None, scale, before)
+    def transformed(query: Tensor, key: Tensor, start: CausalState | Ridge) -> tuple[Tensor, CausalState | None, bool]:
+        moved, after, report = _run(query, key, None, None, None, scale, start)
         told = Problem(query, key, value, None, state.alpha, None)
-        moved, _, again = scored(moved[..., key.shape[-2] - m :, :], keys.to(moved.dtype), report, "auto", told)
+        moved = ragged.last(moved, m, seen) if query.shape[-2] > m else moved
+        moved, _, again = scored(moved, keys.to(moved.dtype), report, "auto", told)
         steep = not free and not compiling() and look(report.condition).amax().item() > SLOPES_RATIO
         return moved, after, again or steep
 
-    m, working = query.shape[-2], torch.float64 if query.dtype == torch.float64 else torch.float32
     moved, after, again = transformed(query.to(working), key.to(working), state)
     if again and free:
         moved, after, _ = transformed(query.double(), key.double(), state)
     elif again:  # of the sums slopes know too little, and here all keys are known
-        moved, *_ = transformed(TF.pad(query.double(), (0, 0, seen, 0)), keys.double(), Ridge(state.alpha, covariance))
+        rows = ragged.appended(torch.zeros_like(keys[..., :before, :]), query.double(), seen)
+        moved, *_ = transformed(rows, keys.double(), Ridge(state.alpha, covariance))
     assert after is not None
     if not free:
         after = dataclasses.replace(after, gram=state.gram + key.mT @ key)
+    shown = None if before == 0 else ragged.visible(m, keys.shape[-2], key.device, before if seen is None else seen)
     k, v = keys.to(moved.dtype), values.to(moved.dtype)
-    out = TF.scaled_dot_product_attention(moved, k, v, shown, is_causal=seen == 0, scale=1.0)
+    out = TF.scaled_dot_product_attention(moved, k, v, shown, is_causal=shown is None, scale=1.0)
     return out.to(value.dtype), (keys, values, after)

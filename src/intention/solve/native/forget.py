@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,20 +15,6 @@ _BLOCK = struct.Struct("6q 12q 2q 3q q 2q 2d 2q 9q")
 _LARGEST = 128  # features: beyond, a factor does not fit into the cache
 # Errors of answers, over the largest one, up to which float32 serves: for themselves, and for gradients.
 EASY, EASY_SLOPES = 1e-5, 2e-5
-
-
-class Pulled(NamedTuple):
-    """Gradients, and the sums over all tokens from which those of a state follow."""
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    weight: Tensor
-    decay: Tensor | None
-    alpha: Tensor  # (B, N)
-    gain: Tensor | None  # (B,), float64
-    gram: Tensor  # (B, d, d), float64: sum D (z r' + r z')
-    cross: Tensor  # (B, d, k), float64: sum D z g'
 
 
 def forward(
@@ -66,30 +51,37 @@ def backward(
     gain: Tensor | None,
     gram: Tensor | None,
     cross: Tensor | None,
-    decay: Tensor | None,
-    fades: bool = True,
-) -> Pulled | None:
-    """First-order gradients, in the precisions that they need; of decays only where they are asked for."""
+    decay: Tensor,
+) -> tuple[Tensor | None, ...] | None:
+    """First-order gradients of all nine, in the order of the arguments and in the precisions that they need."""
     given = _given(query, key, value, weight, alpha, gain, gram, cross, decay, grad)
     call = kernel("intention_forget_backward")
     if given is None or call is None:
         return None
     numbers, alive = given
-    (batch, n, d), k = key.shape, value.shape[2]
-    found = Pulled(
-        query.new_empty(query.shape),
-        key.new_empty(key.shape),
-        value.new_empty(value.shape),
-        key.new_empty((batch, n)),
-        key.new_empty((batch, n)) if fades else None,
-        key.new_empty((batch, n)),
-        None if gain is None else key.new_empty(batch, dtype=torch.float64),
-        key.new_empty((batch, d, d), dtype=torch.float64),
-        key.new_empty((batch, d, k), dtype=torch.float64),
-    )
-    call(_BLOCK.pack(*numbers, EASY, EASY_SLOPES, 0, 0, *map(pointer, found)))
+    each, wide = key.shape[:2], torch.float64
+    to_tokens = query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
+    to_weight = None if weight is None else weight.new_empty(each)
+    to_decay, to_alpha = key.new_empty(each), key.new_empty(each)
+    to_gain = None if gain is None else gain.new_empty(gain.shape, dtype=wide)
+    to_state = None, None
+    if gram is not None and cross is not None:
+        to_state = gram.new_empty(gram.shape, dtype=wide), cross.new_empty(cross.shape, dtype=wide)
+    ends = map(pointer, (*to_tokens, to_weight, to_decay, to_alpha, to_gain, *to_state))
+    call(_BLOCK.pack(*numbers, EASY, EASY_SLOPES, 0, 0, *ends))
     del alive
-    return found
+    to_gram, to_cross = to_state
+    if gram is not None and to_gram is not None:  # sum D (z r' + r z')
+        to_gram = (to_gram * (-0.5 if gain is None else -0.5 * gain.view(-1, 1, 1))).to(gram.dtype)
+    return (
+        *to_tokens,
+        to_weight,
+        to_alpha.sum(1, dtype=wide).to(alpha.dtype) if alpha.dim() == 1 else to_alpha,
+        None if gain is None or to_gain is None else to_gain.to(gain.dtype),
+        to_gram,
+        None if cross is None or to_cross is None else to_cross.to(cross.dtype),
+        to_decay.to(decay.dtype),
+    )
 
 
 def _given(
