@@ -12,7 +12,7 @@
 namespace INTENTION_ARCH {
 namespace {
 
-constexpr double HUGE_RATIO = 1e300;
+constexpr double HUGE_RATIO = __builtin_inf();
 
 template <class S>
 struct Call {
@@ -185,7 +185,7 @@ struct Call {
             const Vec<T>* right[2] = {p.query + t * d, p.rows + t * d};
             Vec<T>* solved[2] = {p.solved + t * d, p.told + t * d};
             const Pivots<T> pivots = solve_token<T, SIDES>(d, step, p.triangle, p.lower, p.reciprocal, right, solved);
-            const Vec<T> ratio = pivots.trace / pivots.least, none = {}, endless = none + T(sizeof(T) == 4 ? 1e30 : HUGE_RATIO);
+            const Vec<T> ratio = pivots.trace / pivots.least, none = {}, endless = none + T(HUGE_RATIO);
             worst = upper_of(worst, ratio > none ? ratio : endless);  // a pivot below 0
             reach = upper_of(reach, (pivots.trace - T(d) * p.alpha[t]) * dot_lanes<T>(d, solved[0], solved[0]));
             bool good = true;
