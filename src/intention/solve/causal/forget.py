@@ -93,7 +93,8 @@ class Base(NamedTuple):
 
     inverse: Tensor  # P
     rows: Tensor  # E
-    ratio: Tensor  # (M,)
+    ratio: Tensor  # (M,): a lower bound of the condition
+    easy: Tensor  # (M,): whether float32 serves
     beta: Tensor  # (M, 1, 1)
 
     def take(self, index: Tensor) -> Base:
@@ -218,7 +219,7 @@ def _solved(own: Blocks, narrow: bool) -> tuple[list[Solved], bool]:
     if narrow and dtype != wide and (rest is None or len(rest)):
         part = own.take(rest, dtype)
         base = _base(part)
-        easy, index = base.ratio < EASY, rest
+        easy, index = base.easy, rest
         if bool(easy.all()):
             rest = own.alpha.new_empty(0, dtype=torch.int64)
         else:
@@ -231,7 +232,7 @@ def _solved(own: Blocks, narrow: bool) -> tuple[list[Solved], bool]:
         part = own.take(rest, wide)
         base = _base(part)
         found.append(Solved(rest, part, *_chebyshev(part, base, worst, dtype)))
-        narrow = narrow or bool((base.ratio < EASY).any())
+        narrow = narrow or bool(base.easy.any())
     return found, narrow
 
 
@@ -242,7 +243,12 @@ def _base(own: Blocks) -> Base:
     sigma = own.before[..., :d] * gain
     before = sigma.diagonal(0, -2, -1)
     key = (own.counted(gain / own.from_start)).sqrt() * own.key
-    largest = (before + key.square().sum(1)).amax(-1) + beta.flatten()
+    squares, tiny = key.square(), torch.finfo(key.dtype).tiny
+    largest = (before + squares.sum(1)).amax(-1)  # eigenvalues are at least diagonal entries,
+    heavy = torch.linalg.vector_norm(sigma, dim=(1, 2)).square() / before.sum(-1).clamp_min(tiny)
+    heavy = torch.stack([largest, heavy, squares.sum(2).amax(-1)]).amax(
+        0
+    )  # means weighted by themselves, squares of keys
     before.add_(beta.squeeze(-1))
     lower, failed = torch.linalg.cholesky_ex(sigma)
     eye = torch.eye(d, dtype=lower.dtype, device=lower.device)
@@ -252,10 +258,11 @@ def _base(own: Blocks) -> Base:
     inner = torch.bmm(moved, key.mT)
     inner.diagonal(0, -2, -1).add_(1.0)
     lower, lost = torch.linalg.cholesky_ex(inner)
+    inner, failed = inverse.diagonal(0, -2, -1).amax(-1), (failed + lost).bool()
     grown = (high / low).sqrt().flatten()  # the condition of I + delta_t B_t^-1, which rounding meets as well
-    ratio = grown * largest * inverse.diagonal(0, -2, -1).amax(-1)
-    ratio = ratio.masked_fill_((failed + lost).bool(), torch.inf)
-    return Base(inverse, half_solve(lower, moved), ratio, beta)
+    easy = (grown * (heavy + beta.flatten()) * inner < EASY) & ~failed
+    ratio = ((largest + beta.flatten()) * inner).masked_fill_(failed, torch.inf)
+    return Base(inverse, half_solve(lower, moved), ratio, easy, beta)
 
 
 def _chebyshev(own: Blocks, base: Base, worst: float, answered: torch.dtype) -> tuple[Tensor, Tensor]:
