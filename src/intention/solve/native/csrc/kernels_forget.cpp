@@ -16,9 +16,9 @@ constexpr double HUGE_RATIO = __builtin_inf();
 
 template <class S>
 struct Call {
-    // Of every lane: the largest ratio, |z| |S|^(1/2), and the error that the answers have by it.
+    // Of every lane: the largest ratio, |z| |S|^(1/2), ratio |z| |r| over |z r|, and the error that follows.
     struct Found {
-        double ratio[WIDTH<S>] = {}, reach[WIDTH<S>] = {}, error[WIDTH<S>] = {};
+        double ratio[WIDTH<S>] = {}, reach[WIDTH<S>] = {}, spread[WIDTH<S>] = {}, error[WIDTH<S>] = {};
     };
 
     const ForgetArguments& a;
@@ -196,8 +196,30 @@ struct Call {
             found.ratio[half * WIDTH<T> + g] = double(worst[g]);
             found.reach[half * WIDTH<T> + g] = root(larger(0.0, double(reach[g])));
         }
+        if (SIDES == 2) measure_spread<T>(found, half);
         return true;
     }
+
+    // r_t lies in the span of the keys, and rounding puts ratio eps |r_t| beside it, which meets z_t there: by how much
+    // more than z_t r_t, the slope of alpha.
+    template <class T>
+    void measure_spread(Found& found, int half) {
+        const Piece<T>& p = piece<T>();
+        Vec<T> together = {}, apart = {};
+        for (Int t = 0; t < p.n; ++t) {
+            const Vec<T>*z = p.solved + t * d, *r = p.told + t * d;
+            const Vec<T> both = dot_lanes<T>(d, z, r);
+            together = upper_of(together, both * both);
+            apart = upper_of(apart, dot_lanes<T>(d, z, z) * dot_lanes<T>(d, r, r));
+        }
+        for (int g = 0; g < WIDTH<T>; ++g) {
+            const int lane = half * WIDTH<T> + g;
+            largest_slope[lane] = larger(largest_slope[lane], double(together[g]));
+            const double share = largest_slope[lane] > 0 ? root(double(apart[g]) / largest_slope[lane]) : 0;
+            found.spread[lane] = found.ratio[lane] * share;
+        }
+    }
+    double largest_slope[WIDTH<S>] = {};
 
     // The squares of the piece's largest answers: those themselves, or from g_t o_t = z_t p_t over |g_t|.
     template <class T>
@@ -227,7 +249,8 @@ struct Call {
             largest_value[lane] = larger(largest_value[lane], double(values[g]));
             largest_answer[lane] = larger(largest_answer[lane], double(answers[g]));
             const double scale = largest_answer[lane] > 0 ? root(largest_value[lane] / largest_answer[lane]) : 0;
-            found.error[lane] = eps * (k ? scale * found.reach[lane] : found.ratio[lane]);
+            const double ratio = larger(found.ratio[lane], slopes ? found.spread[lane] : 0);
+            found.error[lane] = eps * (k ? larger(scale * found.reach[lane], USUAL * ratio) : ratio);
             good &= !(found.error[lane] > (slopes ? a.easy_slopes : a.easy));
         }
         return good || sizeof(T) == 8;
@@ -292,6 +315,7 @@ struct Call {
         is_wide = !good;
         if (sizeof(S) == 4 && good && exact) leave_exact(at);
     }
+    static constexpr double USUAL = 0.05;  // of a ratio: what it does to errors of most keys
     static constexpr double WIDENING = __FLT_EPSILON__ / __DBL_EPSILON__;
     static constexpr double STEEPEST = 1e5;  // beyond this ratio float is not tried to the end
     bool hard = false, is_wide = false, wide_pieces = false;
