@@ -6,7 +6,8 @@ Shapes: query (..., M, d), key (..., N, d), value (..., N, k) -> (..., M, k); le
 from __future__ import annotations
 
 import math
-from typing import Literal, overload
+from collections.abc import Callable
+from typing import Literal, Protocol, cast, overload
 
 import torch
 from torch import Tensor
@@ -57,6 +58,54 @@ FEW_TOKENS = 512  # up to which a causal call is solved again query by query, wh
 
 
 Info = Report  # what `return_info=True` tells
+
+
+class _Call(Protocol):
+    """How `intention` and `sigma_intention` are called: what comes back depends on `return_info`."""
+
+    @overload
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        *,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+        alpha: float | Tensor | None = None,
+        weight: Tensor | None = None,
+        intercept: bool = False,
+        covariance: Covariance = "ridge",
+        solver: str = "auto",
+        return_info: Literal[False] = False,
+    ) -> Tensor: ...
+    @overload
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        *,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+        alpha: float | Tensor | None = None,
+        weight: Tensor | None = None,
+        intercept: bool = False,
+        covariance: Covariance = "ridge",
+        solver: str = "auto",
+        return_info: Literal[True],
+    ) -> tuple[Tensor, Info]: ...
+
+
+def _tells_info(call: Callable[..., Tensor | tuple[Tensor, Info]]) -> _Call:
+    """The function as it is, with these two types."""
+    return cast(_Call, call)
 
 
 def attention(
@@ -131,42 +180,7 @@ def linear_attention(
     return call.result(out if scale is None else out * float(scale))
 
 
-@overload
-def intention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-    alpha: float | Tensor | None = None,
-    weight: Tensor | None = None,
-    intercept: bool = False,
-    covariance: Covariance = "ridge",
-    solver: str = "auto",
-    return_info: Literal[False] = False,
-) -> Tensor: ...
-@overload
-def intention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-    alpha: float | Tensor | None = None,
-    weight: Tensor | None = None,
-    intercept: bool = False,
-    covariance: Covariance = "ridge",
-    solver: str = "auto",
-    return_info: Literal[True],
-) -> tuple[Tensor, Info]: ...
+@_tells_info
 def intention(
     query: Tensor,
     key: Tensor,
@@ -285,42 +299,7 @@ def intention(
     return (out, call.report(report).told()) if return_info else out
 
 
-@overload
-def sigma_intention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-    alpha: float | Tensor | None = None,
-    weight: Tensor | None = None,
-    intercept: bool = False,
-    covariance: Covariance = "ridge",
-    solver: str = "auto",
-    return_info: Literal[False] = False,
-) -> Tensor: ...
-@overload
-def sigma_intention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-    alpha: float | Tensor | None = None,
-    weight: Tensor | None = None,
-    intercept: bool = False,
-    covariance: Covariance = "ridge",
-    solver: str = "auto",
-    return_info: Literal[True],
-) -> tuple[Tensor, Info]: ...
+@_tells_info
 @full_precision
 def sigma_intention(
     query: Tensor,
