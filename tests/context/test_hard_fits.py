@@ -12,7 +12,7 @@ import intention
 from fuzz import oracle
 from intention import functional as F
 from intention.context import leave_one_out
-from intention.context.sums import Sums
+from intention.context.points import Sums
 from intention.discriminant import lda, ls_svm, qda
 from intention.solve.matrix.inverse import inverse
 

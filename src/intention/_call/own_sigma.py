@@ -9,7 +9,7 @@ from intention._call.arguments import context_lead
 from intention._covariance import Covariance, Rule, deviations, dual_serves, is_named, matrix_of, within_scatter
 from intention.context.by_features import ByFeatures
 from intention.context.by_points import ByPoints, Inner
-from intention.context.sums import Sums
+from intention.context.points import Sums
 from intention.solve.centring import centred
 from intention.solve.ladder import Report
 from intention.solve.problem import Problem

@@ -12,8 +12,8 @@ from torch import Tensor
 from intention import _checks as checks
 from intention._covariance import ON_KEYS, Covariance
 from intention.context import leave_one_out, points, storage
+from intention.context.points import Sums
 from intention.context.solved import Solved
-from intention.context.sums import Sums
 from intention.features import Features
 from intention.kernels import BoundKernel
 from intention.solve.centring import EPS

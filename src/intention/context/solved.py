@@ -12,8 +12,7 @@ from intention._cached import lazy
 from intention._covariance import ON_KEYS, Covariance, Rule, dual_serves, in_live_class, matrix_of, within_scatter
 from intention.context.by_features import ByFeatures, Solution
 from intention.context.by_points import ByPoints, Inner
-from intention.context.points import PointSet
-from intention.context.sums import Sums
+from intention.context.points import PointSet, Sums
 from intention.features import Features, same_map
 from intention.kernels import BoundKernel, Custom
 from intention.solve.centring import centred
