@@ -156,9 +156,11 @@ def choose_alpha(fit: Solved, grid: Tensor | None) -> Tensor:
     """
     if fit.covariance not in ON_KEYS:
         raise ValueError("alpha by leave-one-out needs covariance 'ridge' or 'convex'; give a number")
+    if not (n := fit.wide[0].shape[-2]):
+        raise ValueError("alpha by leave-one-out needs at least one point to leave out, got N = 0; give a number")
     with torch.no_grad():
         spectral = _spectral(fit)
-        alphas = _default_grid(spectral.values, fit.wide[0].shape[-2], fit.covariance) if grid is None else grid
+        alphas = _default_grid(spectral.values, n, fit.covariance) if grid is None else grid
         count = fit.system.count if fit.intercept else None
         errors = _grid_errors(spectral, fit.wide[2], count, alphas, gain_of(alphas, fit.covariance))
         best = errors.nan_to_num(nan=torch.inf).argmin(-1, keepdim=True)
