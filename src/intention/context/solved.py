@@ -8,7 +8,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from intention._covariance import ON_KEYS, Covariance, Rule, dual_serves, gain_of, in_live_class, matrix_of, within_scatter
+from intention._covariance import (
+    ON_KEYS,
+    Covariance,
+    Rule,
+    dual_serves,
+    gain_of,
+    in_live_class,
+    matrix_of,
+    within_scatter,
+)
 from intention.context.by_features import ByFeatures, Solution
 from intention.context.by_points import ByPoints, Inner
 from intention.context.points import PointSet, Sums

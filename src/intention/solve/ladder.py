@@ -24,6 +24,7 @@ from intention.solve.problem import Fit, Plan, Problem, fit, predict, refine
 
 ROUTES = ("primal", "dual", "refined", "float64", "pinv", "qr")
 PRIMAL, DUAL, REFINED, FLOAT64, PINV, QR = range(len(ROUTES))
+METHODS = {FLOAT64: "cholesky", PINV: "pinv", QR: "qr"}  # of the routes that factor again
 # Of causal fits: the condition up to which float64 leaves errors of 1e-6 at most, and the estimated error that is
 # accepted; float32 stays below it where it serves, conjugate gradients where they have ended.
 SEQUENCE_RATIO, SEQUENCE_ERROR = 1e9, 1e-5
@@ -140,10 +141,10 @@ def climb_on(problem: Problem, plan: Plan, out: Tensor, report: Report, todo: Te
     todo = _set_non_finite(problem, out, report, todo)
     if has_float64(out.device):
         if out.dtype != torch.float64:
-            todo = _redo(problem, plan, out, report, todo, "cholesky", FLOAT64)
-        _redo(problem, plan, out, report, todo, "pinv", PINV)
+            todo = _redo(problem, plan, out, report, todo, FLOAT64)
+        _redo(problem, plan, out, report, todo, PINV)
     else:
-        _redo(problem, plan, out, report, todo, "qr", QR)
+        _redo(problem, plan, out, report, todo, QR)
     warn_inaccurate(report)
     return report
 
@@ -154,18 +155,13 @@ def redo_problem(problem: Problem, index: Tensor | None, route: int) -> Problem:
     return problem.take(index, working)
 
 
-def redo_rtol(problem: Problem) -> float:
-    """Singular values below this share of the largest are rounding in float64."""
-    return max(problem.key.shape[1:]) * torch.finfo(torch.float64).eps
-
-
-def _redo(problem: Problem, plan: Plan, out: Tensor, report: Report, todo: Tensor, method: str, route: int) -> Tensor:
+def _redo(problem: Problem, plan: Plan, out: Tensor, report: Report, todo: Tensor, route: int) -> Tensor:
     """Redo the elements `todo` by another route; returns those that need still more."""
     if not todo.numel():
         return todo
     whole = todo.numel() == out.shape[0]
     sub = redo_problem(problem, None if whole else todo, route)
-    fitted, size = refine(fit(sub, plan, method, redo_rtol(problem)), plan)
+    fitted, size = refine(fit(sub, plan, METHODS[route]), plan)
     ratio = fitted.factor.ratio
     good = torch.ones_like(ratio, dtype=torch.bool)
     if route == FLOAT64:

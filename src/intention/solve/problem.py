@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from intention.solve.centring import without_rounding
-from intention.solve.factor import Factor, cholesky, mm, orthogonal, pseudo, solve, wants_inverse
+from intention.solve.factor import Factor, factored, mm, solve, wants_inverse
 
 Invert = Callable[[Tensor], Tensor]  # b -> Sigma^-1 b
 
@@ -153,21 +153,15 @@ def pick(x: Tensor | None, index: Tensor | None, dtype: torch.dtype) -> Tensor |
     return (x if index is None else x[index]).to(dtype)
 
 
-def fit(problem: Problem, plan: Plan, method: str, rtol: float = 0.0) -> Fit:
-    """Solve by "cholesky", "qr" or "pinv" (which drops singular values below `rtol` where alpha = 0)."""
+def fit(problem: Problem, plan: Plan, method: str) -> Fit:
+    """Solve by "qr", "pinv" or Cholesky, as `factored` does."""
     mean_value = None
     if plan.intercept:
         problem, mean_value, _, _ = problem.centred()
     key, target = problem.weighted()
     x = key.mT if plan.dual else key
     rhs = target if plan.dual else mm(x.mT, target)
-    inverse = wants_inverse(x.shape[-1], rhs.shape[-1])
-    if method == "cholesky":
-        factor = cholesky(x, problem.alpha, problem.gain, inverse)
-    elif method == "qr":
-        factor = orthogonal(x, problem.alpha, problem.gain)
-    else:
-        factor = pseudo(x, problem.alpha, problem.gain, rtol)
+    factor = factored(method, x, problem.alpha, problem.gain, wants_inverse(x.shape[-1], rhs.shape[-1]))
     return Fit(problem, mean_value, x, target, solve(factor, rhs), factor)
 
 

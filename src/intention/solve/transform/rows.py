@@ -13,15 +13,14 @@ from intention.solve.factor import (
     LIMITS,
     SMALL_CORRECTION,
     Factor,
-    cholesky,
-    orthogonal,
-    pseudo,
+    factored,
     sigma_times,
     solve_rows,
     wants_inverse,
 )
 from intention.solve.ladder import (
     FLOAT64,
+    METHODS,
     PINV,
     PRIMAL,
     QR,
@@ -87,7 +86,7 @@ def transform_rows(
     if found is not None:
         factor = Factor(found.matrix, inverse, found.packed[:, 1])
     elif matrix is None:
-        factor = _factor(x, alpha, gain, solver, inverse)
+        factor = factored(solver, x, alpha, gain, inverse)
     else:
         factor = Factor(matrix, inverse, matrix.new_ones(matrix.shape[0]))
     out = solve_rows(factor, rows) if found is None else found.out
@@ -111,14 +110,6 @@ def transform_rows(
         warn_inaccurate(report)
         return (out, factor.matrix, pack(report)), False
     return (out, factor.matrix, pack(base_report(False, ratio, rows.dtype))), True
-
-
-def _factor(x: Tensor, alpha: Tensor, gain: Tensor | None, solver: str, inverse: bool) -> Factor:
-    if solver == "qr":
-        return orthogonal(x, alpha, gain)
-    if solver == "pinv":
-        return pseudo(x, alpha, gain, max(x.shape[1:]) * torch.finfo(x.dtype).eps)
-    return cholesky(x, alpha, gain, inverse)
 
 
 def _refine(
@@ -151,12 +142,7 @@ def _climb(
             pick(alpha, todo, working),
             pick(gain, todo, working),
         )
-        if code == PINV:
-            factor = pseudo(p, a, c, max(p.shape[1:]) * torch.finfo(working).eps)
-        elif code == QR:
-            factor = orthogonal(p, a, c)
-        else:
-            factor = cholesky(p, a, c, wants_inverse(p.shape[-1], r.shape[1]))
+        factor = factored(METHODS[code], p, a, c, wants_inverse(p.shape[-1], r.shape[1]))
         new, size = _refine(solve_rows(factor, r), p, r, a, c, factor)
         good = torch.ones_like(size, dtype=torch.bool)
         if code == FLOAT64 and known is None:
