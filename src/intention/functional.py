@@ -49,7 +49,6 @@ from intention.solve.ridge.plain import plain
 from intention.solve.ridge.ridge import ridge
 from intention.solve.torch_state import compiling
 from intention.solve.transform.fused import SMALL_ROUNDING
-from intention.solve.transform.rows import Points
 from intention.solve.transform.transform import transform
 
 __all__ = ["ROUTES", "Info", "attention", "intention", "linear_attention", "sigma_intention"]
@@ -434,8 +433,7 @@ def _by_options(
             if estimated:
                 return own_sigma.transform(part.expanded(), covariance, intercept, solver)
             centred = part.expanded().centred()[0] if intercept else part
-            points = Points(part.query, centred.key, part.weight, part.alpha, part.gain)
-            out, packed = transform(points, transform_solver(solver))
+            out, packed = transform(Problem(part.query, *centred[1:]), transform_solver(solver))
             return out, unpack(packed)
 
         if is_causal and not (estimated or intercept or each) and solver == "auto":

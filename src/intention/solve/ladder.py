@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -138,15 +139,27 @@ def climb(problem: Problem, plan: Plan, fitted: Fit, out: Tensor) -> tuple[Tenso
 
 def climb_on(problem: Problem, plan: Plan, out: Tensor, report: Report, todo: Tensor) -> Report:
     """The steps after the refinement, for the elements `todo`; `out` and the report are updated in place."""
-    todo = _set_non_finite(problem, out, report, todo)
-    if has_float64(out.device):
-        if out.dtype != torch.float64:
-            todo = _redo(problem, plan, out, report, todo, FLOAT64)
-        _redo(problem, plan, out, report, todo, PINV)
-    else:
-        _redo(problem, plan, out, report, todo, QR)
+    eps = torch.finfo(out.dtype).eps
+
+    def again(sub: Problem, method: str) -> Again:
+        fitted, size = refine(fit(sub, plan, method), plan)
+        ratio = fitted.factor.ratio
+        spread = ratio.rsqrt() if fitted.factor.spread is None else fitted.factor.spread
+        # alpha = 0 and keys that are dependent up to their own rounding: the rounding would decide the answer
+        noise = torch.where((sub.alpha == 0) & (spread < 4 * eps) & (spread > 0), eps / spread, 0.0)
+        return Again(predict(fitted, plan), ratio, size, torch.maximum(size, noise))
+
+    todo = set_non_finite(problem, out, report, todo)
+    routes = routes_beyond(out)
+    for route in routes[1:] if out.dtype == torch.float64 else routes:
+        todo = redo(problem, out, report, todo, route, again)
     warn_inaccurate(report)
     return report
+
+
+def routes_beyond(out: Tensor) -> tuple[int, ...]:
+    """The last steps of the ladder, where this answer is."""
+    return (FLOAT64, PINV) if has_float64(out.device) else (QR,)
 
 
 def redo_problem(problem: Problem, index: Tensor | None, route: int) -> Problem:
@@ -155,30 +168,44 @@ def redo_problem(problem: Problem, index: Tensor | None, route: int) -> Problem:
     return problem.take(index, working)
 
 
-def _redo(problem: Problem, plan: Plan, out: Tensor, report: Report, todo: Tensor, route: int) -> Tensor:
-    """Redo the elements `todo` by another route; returns those that need still more."""
+class Again(NamedTuple):
+    """Answers by another route."""
+
+    out: Tensor
+    ratio: Tensor  # (B,), as of a factor
+    step: Tensor  # (B,): the size of the last refinement
+    error: Tensor  # (B,)
+
+
+def redo(
+    problem: Problem,
+    out: Tensor,
+    report: Report,
+    todo: Tensor,
+    route: int,
+    again: Callable[[Problem, str], Again],
+    hard: float | None = torch.inf,
+) -> Tensor:
+    """Redo the elements `todo` by another route; returns those that need still more.
+
+    Of Cholesky in float64 those whose step is large, or whose ratio is from `hard` on; None: none.
+    """
     if not todo.numel():
         return todo
     whole = todo.numel() == out.shape[0]
-    sub = redo_problem(problem, None if whole else todo, route)
-    fitted, size = refine(fit(sub, plan, METHODS[route]), plan)
-    ratio = fitted.factor.ratio
-    good = torch.ones_like(ratio, dtype=torch.bool)
-    if route == FLOAT64:
-        good = torch.isfinite(ratio) & (size < SMALL_CORRECTION[out.dtype])
-    spread = ratio.rsqrt() if fitted.factor.spread is None else fitted.factor.spread
-    # alpha = 0 and keys that are dependent up to their own rounding: the rounding would decide the answer
-    eps = torch.finfo(out.dtype).eps
-    noise = torch.where((sub.alpha == 0) & (spread < 4 * eps) & (spread > 0), eps / spread, 0.0)
+    found = again(redo_problem(problem, None if whole else todo, route), METHODS[route])
+    good = torch.ones_like(found.ratio, dtype=torch.bool)
+    if route == FLOAT64 and hard is not None:
+        good = (found.ratio < hard) & (found.step < SMALL_CORRECTION[out.dtype])
     where = todo[good]
-    out[where] = predict(fitted, plan)[good].to(out.dtype)
+    out[where] = found.out[good].to(out.dtype)
     report.route[where] = route
-    report.condition[where] = ratio[good].to(out.dtype)
-    report.error[where] = (torch.maximum(size, noise) + eps)[good].to(out.dtype)
+    report.condition[where] = found.ratio[good].to(out.dtype)
+    report.error[where] = (found.error + torch.finfo(out.dtype).eps)[good].to(out.dtype)
     return todo[~good]
 
 
-def _set_non_finite(problem: Problem, out: Tensor, report: Report, todo: Tensor) -> Tensor:
+def set_non_finite(problem: Problem, out: Tensor, report: Report, todo: Tensor) -> Tensor:
     """Elements whose keys, weights or alpha are not finite become NaN and leave the ladder."""
     if not todo.numel():
         return todo

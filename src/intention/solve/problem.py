@@ -9,7 +9,7 @@ with K~ = sqrt(w) K and V~ = sqrt(w) V. c is 1 for the ridge covariance and 1 - 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, overload
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from intention.solve.centring import without_rounding
 from intention.solve.factor import Factor, factored, mm, solve, wants_inverse
 
 Invert = Callable[[Tensor], Tensor]  # b -> Sigma^-1 b
+MaybeTensor = TypeVar("MaybeTensor", Tensor, Tensor | None)
 
 
 class Plan(NamedTuple):
@@ -42,6 +43,15 @@ class Problem(NamedTuple):
     alpha: Tensor  # (B,)
     gain: Tensor | None  # (B,)
 
+    @staticmethod
+    def of_points(rows: Tensor, key: Tensor, weight: Tensor | None, alpha: Tensor, gain: Tensor | None) -> Problem:
+        """Without values: rows Sigma^-1 is asked for, not a fit."""
+        return Problem(rows, key, key.narrow(-1, 0, 0), weight, alpha, gain)
+
+    def points(self) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor | None]:
+        """All but the values."""
+        return self.query, self.key, self.weight, self.alpha, self.gain
+
     def expanded(self) -> Problem:
         """One flat batch in which every element has its own keys and values."""
         query, key, value, weight, alpha, gain = self
@@ -55,15 +65,7 @@ class Problem(NamedTuple):
 
     def take(self, index: Tensor | None, dtype: torch.dtype) -> Problem:
         """The elements `index` (None: all of them) in another precision."""
-        query, key, value, weight, alpha, gain = self
-        return Problem(
-            pick(query, index, dtype),
-            pick(key, index, dtype),
-            pick(value, index, dtype),
-            pick(weight, index, dtype),
-            pick(alpha, index, dtype),
-            pick(gain, index, dtype),
-        )
+        return Problem._make(pick(x, index, dtype) for x in self)
 
     def centred(self) -> tuple[Problem, Tensor, Tensor, Tensor]:
         """Subtract the weighted means: (centred problem, mean of values, each point's share, total weight).
@@ -141,16 +143,9 @@ class Fit(NamedTuple):
         )
 
 
-@overload
-def pick(x: Tensor, index: Tensor | None, dtype: torch.dtype) -> Tensor: ...
-@overload
-def pick(x: None, index: Tensor | None, dtype: torch.dtype) -> None: ...
-@overload
-def pick(x: Tensor | None, index: Tensor | None, dtype: torch.dtype) -> Tensor | None: ...
-def pick(x: Tensor | None, index: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    if x is None:
-        return None
-    return (x if index is None else x[index]).to(dtype)
+def pick(x: MaybeTensor, index: Tensor | None, dtype: torch.dtype) -> MaybeTensor:
+    """The elements `index` (None: all of them) in another precision."""
+    return x if x is None else (x if index is None else x[index]).to(dtype)
 
 
 def fit(problem: Problem, plan: Plan, method: str) -> Fit:

@@ -19,7 +19,6 @@ from intention.solve.problem import Grads, Invert, Needs, Plan, Problem
 from intention.solve.ridge.by_route import Solution, backward_batch, cast_grads, shaped_like, solve_batch
 from intention.solve.ridge.gradients import Mode, pullback, pushforward
 from intention.solve.torch_state import gradient_free
-from intention.solve.transform.rows import Points
 from intention.solve.transform.transform import inverter, transform
 
 # Beyond this many features d unit vectors are too much to pay for one derivative, that at w = 0.
@@ -107,7 +106,7 @@ def _by_ladder(key: Tensor, value: Tensor, weight: Tensor | None, alpha: Tensor,
     if n < d and (weight is None or d > LARGE):
         root = 1.0 if weight is None else (torch.where(weight > 0, weight, 1.0).sqrt() * (weight > 0)).unsqueeze(-1)
         key, value = root * key, root * value
-        out, _ = transform(Points(value.mT, key.mT, None, alpha, gain), "auto")
+        out, _ = transform(Problem.of_points(value.mT, key.mT, None, alpha, gain), "auto")
         return key.mT @ out.mT
     unit = torch.eye(d, dtype=key.dtype, device=key.device).expand(key.shape[0], d, d)
     return ridge(Problem(unit, key, value, weight, alpha, gain), Plan(n < d, False, 1.0), "auto")[0]
