@@ -156,7 +156,7 @@ def prepare(
     if not isinstance(alpha, Tensor):  # a number keeps its digits until it is used
         wide = working if query.device.type == "mps" else torch.float64
         alpha = torch.tensor(alpha_of(alpha, covariance), dtype=wide, device=query.device)
-    gain = gain_of(alpha, covariance)
+    gain = 1 - alpha if covariance == "convex" else None  # Sigma = gain K'K + alpha I
     mask, weight = None if mask is None else split(mask, 2), None if weight is None else split(weight, 1)
     counted = masks.count(mask, weight, is_causal, key.shape[-2], working)
     if dropout_p:

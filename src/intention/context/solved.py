@@ -8,16 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from intention._covariance import (
-    ON_KEYS,
-    Covariance,
-    Rule,
-    dual_serves,
-    gain_of,
-    in_live_class,
-    matrix_of,
-    within_scatter,
-)
+from intention._covariance import ON_KEYS, Covariance, Rule, dual_serves, in_live_class, matrix_of, within_scatter
 from intention.context.by_features import ByFeatures, Solution
 from intention.context.by_points import ByPoints, Inner
 from intention.context.points import PointSet, Sums
@@ -54,7 +45,7 @@ class Solved:
     @property
     def gain(self) -> Tensor | None:
         """c of Sigma = c S + alpha I, made where it is used: alpha may be watched there, and not where it was given."""
-        return gain_of(self.alpha, self.covariance)
+        return 1 - self.alpha if self.covariance == "convex" else None
 
     def mapped(self, x: Tensor) -> Tensor:
         """Points in the space of the fit. A map of the user's own is called in the dtype that came."""
