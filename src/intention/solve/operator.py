@@ -360,7 +360,9 @@ def define(
     _library.define(name + schema)
     _library.impl(name, implementation, "CompositeExplicitAutograd")
     register_fake(f"intention::{name}", fake, lib=_library)
-    register_vmap(f"intention::{name}", batched or _batched(getattr(torch.ops.intention, name), forgotten), lib=_library)
+    register_vmap(
+        f"intention::{name}", batched or _batched(getattr(torch.ops.intention, name), forgotten), lib=_library
+    )
     if grad is not None:
         register_autograd(f"intention::{name}", grad, lib=_library)
 
@@ -370,7 +372,7 @@ def _tuple(size: int) -> str:
 
 
 def _batched(call: Callable[..., Outputs], forgotten: int | None) -> Call:
-    def rule(info: Batch, in_dims: Dims, *args: object) -> tuple[Outputs, Dims]:
+    def rule(info: Batch, in_dims: Dims, *args: Any) -> tuple[Outputs, Dims]:
         given = [gather_batch(a, d, info.batch_size) for a, d in zip(args, in_dims, strict=True)]
         if forgotten is not None:
             given[forgotten] = args[0].new_empty(0)

@@ -10,7 +10,7 @@ import array
 import functools
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,11 +18,11 @@ from torch import Tensor
 from intention.solve.factor import LIMITS, wants_inverse
 from intention.solve.native.call import BACKWARD, FORWARD, LARGEST, PLAIN, SOME_LEFT, described, readable
 from intention.solve.native.library import available, kernel
-from intention.solve.operator import Note, Operator, Saved
+from intention.solve.operator import Door, Kept, Operator, Options, Saved, no_autocast
 from intention.solve.problem import Needs, Plan, Problem
 from intention.solve.ridge.by_route import backward_batch, solve_batch
 from intention.solve.ridge.ridge import differentiable
-from intention.solve.torch_state import asked, forward_mode, transformed
+from intention.solve.torch_state import forward_mode, transformed, unobserved
 
 _TYPES = (Tensor, torch.nn.Parameter)
 _DTYPES = (torch.float32, torch.float64)
@@ -138,12 +138,11 @@ def plain(
         return ANSWERED(query, key, value, alpha, intercept, scale)[0]
     if torch._C._is_tracing() or transformed() or forward_mode():
         return None
-    keep = asked(query, key, value)
+    keep = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
     found = _answer(query, key, value, alpha, convex, intercept, scale, keep)
     if found is None or not keep:
         return None if found is None else found.out
-    out, kept, served = found
-    return ANSWERED.recorded((query, key, value, alpha, intercept, scale), Note((out, kept), served, aside=True))[0]
+    return Plain.apply(query, key, value, found, (alpha, intercept, scale))
 
 
 def _answer(
@@ -194,6 +193,27 @@ def _block(
     )  # fmt: skip
 
 
+class Plain(Door):
+    """The eager door: that of an operator without what a plain call never needs, a tenth of the time of a small one."""
+
+    @staticmethod
+    def forward(query: Tensor, key: Tensor, value: Tensor, found: Found, options: Options) -> Tensor:
+        return found.out
+
+    @staticmethod
+    def setup_context(ctx: Kept, inputs: tuple[Tensor, Tensor, Tensor, Found, Options], output: Tensor) -> None:
+        query, key, value, found, ctx.options = inputs
+        ctx.seen = found.plain
+        ctx.save_for_backward(query, key, value, found.kept)
+
+    @staticmethod
+    def backward(ctx: Kept, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, kept = ctx.saved_tensors
+        pull = _pull if unobserved() else ANSWERED.differentiable
+        saved = Saved((query, key, value), ctx.options, (kept,), ctx.seen)
+        return *pull(grads, saved, ctx.needs_input_grad[:3]), None, None
+
+
 def _serves(query: Tensor, key: Tensor, value: Tensor) -> bool:
     """What a graph must know before there are values."""
     lead, dtype = query.shape[:-2], query.dtype
@@ -215,24 +235,24 @@ def _solve(
     return (out, torch.cat([x.flatten() for x in (kept[-1], *kept[:-1])])), served
 
 
-def _long(
-    query: Tensor, key: Tensor, value: Tensor, alpha: float, intercept: bool, scale: float
-) -> tuple[Problem, Plan]:
+def _long(*args: Any) -> tuple[Problem, Plan]:
     """What `ridge` makes of it."""
+    query, key, value, alpha, intercept, scale = args
     number = key.new_full((math.prod(query.shape[:-2]),), alpha)
     return Problem(query, key, value, None, number, None), Plan(key.shape[-2] < key.shape[-1], intercept, scale)
 
 
 def _shapes(query: Tensor, key: Tensor, value: Tensor, *_: object) -> tuple[Tensor, Tensor]:
-    size, columns = torch.sym_min(*key.shape[-2:]), value.shape[-1]
+    (points, features), columns = key.shape[-2:], value.shape[-1]
+    size = points if points < features else features
     kept = math.prod(query.shape[:-2]) * (3 + size * columns + size * size)
     return query.new_empty(*query.shape[:-1], columns), query.new_empty(kept)
 
 
-def _pull(grads: Sequence[Tensor | None], saved: Saved, needs: Sequence[bool]) -> Sequence[Tensor | None]:
+def _pull(grads: Sequence[Tensor | None], saved: Any, needs: Sequence[bool]) -> Sequence[Tensor | None]:
     """By the compiled kernel, or where memory cannot be read as it is by the way of `ridge`."""
     (grad,), (query, key, value), (alpha, intercept, scale), (kept,), _ = grads, *saved
-    assert grad is not None and query is not None and key is not None and value is not None
+    assert grad is not None  # nor is any of the tensors
     function, layout = kernel("intention_ridge_backward"), _looked_at(query, key, value, intercept)
     if function is None or layout is None or not (readable(grad, query.dtype) and readable(kept, query.dtype)):
         return _pulled_by_ridge(grad, saved, needs)
@@ -253,23 +273,24 @@ def _pull(grads: Sequence[Tensor | None], saved: Saved, needs: Sequence[bool]) -
     return found if status != SOME_LEFT else _pulled_by_ridge(grad, saved, needs)
 
 
+@no_autocast
 def _pulled_by_ridge(grad: Tensor, saved: Saved, needs: Sequence[bool]) -> Sequence[Tensor | None]:
-    problem, plan = _long(*saved.tensors, *saved.options)  # pyright: ignore[reportArgumentType] - none is optional
+    problem, plan = _long(*saved.tensors, *saved.options)
     batch, columns = problem.alpha.shape[0], problem.value.shape[-1]
     size = problem.key.shape[-2 if plan.dual else -1]
     packed, coef, matrix = saved.outputs[0].split([3 * batch, batch * size * columns, batch * size * size])
     coef, matrix, packed = coef.view(batch, size, columns), matrix.view(batch, size, size), packed.view(batch, 3)
-    return backward_batch(grad, problem, coef, matrix, packed, saved.seen, plan, "auto", _needs(needs))[:3]
+    return backward_batch(
+        grad, problem, coef, matrix, packed, saved.seen, plan, "auto", Needs._make((*needs, False, False, False))
+    )[:3]
 
 
 def _differentiable(grads: Sequence[Tensor | None], saved: Saved, needs: Sequence[bool]) -> Sequence[Tensor | None]:
-    problem, plan = _long(*saved.tensors, *saved.options)  # pyright: ignore[reportArgumentType] - none is optional
+    problem, plan = _long(*saved.tensors, *saved.options)
     assert grads[0] is not None
-    return differentiable(grads[0], problem, bool(saved.seen), plan, "auto", _needs(needs))[:3]
-
-
-def _needs(needs: Sequence[bool]) -> Needs:
-    return Needs(*needs, False, False, False)
+    return differentiable(
+        grads[0], problem, bool(saved.seen), plan, "auto", Needs._make((*needs, False, False, False))
+    )[:3]
 
 
 ANSWERED = Operator(
