@@ -135,7 +135,11 @@ def test_compiled_calls_give_the_same(shape, alpha):
 def test_a_batch_of_gradients_of_one_compiled_solve():
     """What a forward keeps is one buffer of the whole batch, which torch.vmap must not repeat as it is."""
     inputs = [x.detach() for x in points(SHAPES[0], torch.float64)]
-    out, pull = torch.func.vjp(lambda *x: torch.ops.intention.plain(*x, 1.0, False, 1.0, True)[0], *inputs)
+    out, kept = torch.ops.intention.plain(*inputs, 1.0, False, 1.0, True)
+
+    def pull(grad: Tensor) -> tuple[Tensor, ...]:
+        return torch.ops.intention.plain_backward(grad, *inputs, kept, 1.0, False, 1.0, [True] * 3)
+
     upstream = torch.randn(3, *out.shape, dtype=out.dtype)
     for got, *want in zip(torch.func.vmap(pull)(upstream), *map(pull, upstream), strict=True):
         torch.testing.assert_close(got, torch.stack(want))
