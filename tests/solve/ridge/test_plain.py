@@ -116,3 +116,30 @@ def test_what_is_not_plain_is_left_to_the_long_way():
         F.intention(q, k, v, alpha=-1.0)
     with pytest.raises(ValueError, match="same number of features"):
         F.intention(q[..., :3], k, v, alpha=1.0)
+
+
+@pytest.mark.parametrize("alpha", [1.0, HARD, 0.0])  # the last one has elements that are left to the SVD
+@pytest.mark.parametrize("shape", SHAPES)
+def test_compiled_calls_give_the_same(shape, alpha):
+    q, k, v = points(shape)
+    with torch.no_grad():
+        k[0, ..., -1, :] = k[0, ..., 0, :]
+    torch._dynamo.reset()
+    call = torch.compile(lambda *x: F.intention(*x, alpha=alpha), backend="aot_eager")
+    got, want = call(q, k, v), F.intention(q, k, v, alpha=alpha)
+    upstream = torch.randn_like(want)
+    assert_same([got], [want])
+    assert_same(*(torch.autograd.grad(out, [q, k, v], upstream) for out in (got, want)))
+
+
+def test_a_batch_of_gradients_of_one_compiled_solve():
+    """What a forward keeps is one buffer of the whole batch, which torch.vmap must not repeat as it is."""
+    inputs = [x.detach() for x in points(SHAPES[0], torch.float64)]
+    out, kept = torch.ops.intention.plain(*inputs, 1.0, False, 1.0, True)
+
+    def pull(grad: Tensor) -> tuple[Tensor, ...]:
+        return torch.ops.intention.plain_backward(grad, *inputs, kept, 1.0, False, 1.0, [True] * 3)
+
+    upstream = torch.randn(3, *out.shape, dtype=out.dtype)
+    for got, *want in zip(torch.func.vmap(pull)(upstream), *map(pull, upstream), strict=True):
+        torch.testing.assert_close(got, torch.stack(want))

@@ -9,21 +9,23 @@ from __future__ import annotations
 import array
 import functools
 import math
-from typing import NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from intention.solve.factor import LIMITS, wants_inverse
 from intention.solve.native.call import BACKWARD, FORWARD, LARGEST, PLAIN, SOME_LEFT, described, readable
-from intention.solve.native.library import kernel
-from intention.solve.operator import Door, no_autocast
-from intention.solve.problem import Grads, Needs, Plan, Problem
-from intention.solve.ridge.by_route import backward_batch
+from intention.solve.native.library import available, kernel
+from intention.solve.operator import Door, Kept, Operator, Options, Saved, no_autocast
+from intention.solve.problem import Needs, Plan, Problem
+from intention.solve.ridge.by_route import backward_batch, solve_batch
 from intention.solve.ridge.ridge import differentiable
-from intention.solve.torch_state import Ctx, forward_mode, transformed, unobserved
+from intention.solve.torch_state import forward_mode, transformed, unobserved
 
 _TYPES = (Tensor, torch.nn.Parameter)
+_DTYPES = (torch.float32, torch.float64)
 _LARGEST_ALPHA = 1e38  # that float32 can hold
 
 
@@ -60,7 +62,7 @@ def _layout(
         return None
     dual, batch = points < features, math.prod(lead)
     size = points if dual else features
-    if size > LARGEST or dtype not in (torch.float32, torch.float64):
+    if size > LARGEST or dtype not in _DTYPES:
         return None
     inner, inverse = lead[1] if len(lead) == 2 else 1, wants_inverse(size, columns)
     told = (dtype == torch.float64, threads, batch, inner, 1, points, queries, features, columns)
@@ -105,20 +107,15 @@ def _number(alpha: float, dtype: torch.dtype) -> Regulariser:
     return Regulariser((cell.buffer_info()[0], 0, 0, 0), cell)
 
 
-class Setting(NamedTuple):
-    alpha: float
-    intercept: bool
-    scale: float
-    plain: bool  # the factor alone served all elements
-
-
 class Found(NamedTuple):
     out: Tensor
     kept: Tensor
-    setting: Setting
+    plain: bool  # the factor alone served all elements
 
 
 def _looked_at(query: Tensor, key: Tensor, value: Tensor, intercept: bool) -> Layout | None:
+    if not (type(query) in _TYPES and type(key) in _TYPES and type(value) in _TYPES):
+        return None
     dtype = query.dtype
     if not (key.dtype is dtype and value.dtype is dtype and query.is_cpu and key.is_cpu and value.is_cpu):
         return None
@@ -135,14 +132,32 @@ def plain(
 
     A number alpha >= 0 is checked. Elements that need the SVD are few, and are solved again with all others.
     """
-    if torch.compiler.is_compiling() or torch._C._is_tracing():
-        return None
-    if not (type(query) in _TYPES and type(key) in _TYPES and type(value) in _TYPES):
-        return None
-    layout = _looked_at(query, key, value, intercept)
-    if layout is None or (function := kernel("intention_ridge_forward")) is None or transformed() or forward_mode():
+    if torch.compiler.is_compiling():
+        if isinstance(alpha, Tensor) or convex or not _serves(query, key, value):
+            return None
+        return ANSWERED(query, key, value, alpha, intercept, scale)[0]
+    if torch._C._is_tracing() or transformed() or forward_mode():
         return None
     keep = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
+    found = _answer(query, key, value, alpha, convex, intercept, scale, keep)
+    if found is None or not keep:
+        return None if found is None else found.out
+    return Plain.apply(query, key, value, found, (alpha, intercept, scale))
+
+
+def _answer(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    alpha: float | Tensor,
+    convex: bool,
+    intercept: bool,
+    scale: float,
+    keep: bool,
+) -> Found | None:
+    layout = _looked_at(query, key, value, intercept)
+    if layout is None or (function := kernel("intention_ridge_forward")) is None:
+        return None
     told = _regulariser(alpha, convex, query.dtype, layout, keep)
     if told is None:
         return None
@@ -150,12 +165,7 @@ def plain(
     at, (coef, matrix) = kept.data_ptr(), layout.ends
     ends = (at + coef, at + matrix, out.data_ptr(), at) if keep else (0, 0, out.data_ptr(), at)
     status = function(FORWARD.pack(*_block(layout, query, key, value, told.numbers, scale), *ends))
-    if status == SOME_LEFT:
-        return None
-    if not keep:
-        return out
-    assert not isinstance(alpha, Tensor)
-    return Plain.apply(query, key, value, Found(out, kept, Setting(alpha, intercept, scale, status == PLAIN)))
+    return None if status == SOME_LEFT else Found(out, kept, status == PLAIN)
 
 
 def _regulariser(
@@ -183,45 +193,73 @@ def _block(
     )  # fmt: skip
 
 
-class Kept(Ctx, Protocol):
-    setting: Setting
-
-
 class Plain(Door):
-    """The door of a plain call, which nothing transforms."""
+    """The eager door: that of an operator without what a plain call never needs, a tenth of the time of a small one."""
 
     @staticmethod
-    def forward(query: Tensor, key: Tensor, value: Tensor, found: Found) -> Tensor:
+    def forward(query: Tensor, key: Tensor, value: Tensor, found: Found, options: Options) -> Tensor:
         return found.out
 
     @staticmethod
-    def setup_context(ctx: Kept, inputs: tuple[Tensor, Tensor, Tensor, Found], output: Tensor) -> None:
-        query, key, value, found = inputs
-        ctx.setting = found.setting
+    def setup_context(ctx: Kept, inputs: tuple[Tensor, Tensor, Tensor, Found, Options], output: Tensor) -> None:
+        query, key, value, found, ctx.options = inputs
+        ctx.seen = found.plain
         ctx.save_for_backward(query, key, value, found.kept)
 
     @staticmethod
     def backward(ctx: Kept, *grads: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, kept = ctx.saved_tensors
-        pulled = None
-        if unobserved():
-            pulled = _pulled(grads[0], query, key, value, kept, ctx.setting, ctx.needs_input_grad)
-        if pulled is None:
-            pulled = _otherwise(grads[0], query, key, value, kept, ctx.setting, ctx.needs_input_grad)
-        return *pulled[:3], None
+        pull = _pull if unobserved() else ANSWERED.differentiable
+        saved = Saved((query, key, value), ctx.options, (kept,), ctx.seen)
+        return *pull(grads, saved, ctx.needs_input_grad[:3]), None, None
 
 
-def _pulled(
-    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, kept: Tensor, setting: Setting, needs: tuple[bool, ...]
-) -> tuple[Tensor | None, ...] | None:
-    """By the compiled kernel; None where memory cannot be read as it is."""
-    function, layout = kernel("intention_ridge_backward"), _looked_at(query, key, value, setting.intercept)
+def _serves(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """What a graph must know before there are values."""
+    lead, dtype = query.shape[:-2], query.dtype
+    if not (lead == key.shape[:-2] == value.shape[:-2] and dtype == key.dtype == value.dtype and len(lead)):
+        return False
+    if key.shape[-1] != query.shape[-1] or key.shape[-2] != value.shape[-2] or 0 in query.shape or 0 in value.shape:
+        return False
+    return query.is_cpu and key.is_cpu and value.is_cpu and dtype in _DTYPES and available()
+
+
+def _solve(
+    query: Tensor, key: Tensor, value: Tensor, alpha: float, intercept: bool, scale: float, keep: bool
+) -> tuple[tuple[Tensor, Tensor], bool]:
+    found = _answer(query, key, value, alpha, False, intercept, scale, keep)
+    if found is not None:
+        return (found.out, found.kept), found.plain
+    problem, plan = _long(query, key, value, alpha, intercept, scale)
+    (out, *kept), served = solve_batch(problem, plan, "auto", keep)
+    return (out, torch.cat([x.flatten() for x in (kept[-1], *kept[:-1])])), served
+
+
+def _long(*args: Any) -> tuple[Problem, Plan]:
+    """What `ridge` makes of it."""
+    query, key, value, alpha, intercept, scale = args
+    number = key.new_full((math.prod(query.shape[:-2]),), alpha)
+    return Problem(query, key, value, None, number, None), Plan(key.shape[-2] < key.shape[-1], intercept, scale)
+
+
+def _shapes(query: Tensor, key: Tensor, value: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+    (points, features), columns = key.shape[-2:], value.shape[-1]
+    size = points if points < features else features
+    kept = math.prod(query.shape[:-2]) * (3 + size * columns + size * size)
+    return query.new_empty(*query.shape[:-1], columns), query.new_empty(kept)
+
+
+def _pull(grads: Sequence[Tensor | None], saved: Any, needs: Sequence[bool]) -> Sequence[Tensor | None]:
+    """By the compiled kernel, or where memory cannot be read as it is by the way of `ridge`."""
+    (grad,), (query, key, value), (alpha, intercept, scale), (kept,), _ = grads, *saved
+    assert grad is not None  # nor is any of the tensors
+    function, layout = kernel("intention_ridge_backward"), _looked_at(query, key, value, intercept)
     if function is None or layout is None or not (readable(grad, query.dtype) and readable(kept, query.dtype)):
-        return None
+        return _pulled_by_ridge(grad, saved, needs)
     try:
         grad, g = described(grad)
     except RuntimeError:  # torch.autograd.grad(is_grads_batched=True): a tensor without memory of its own
-        return None
+        return _pulled_by_ridge(grad, saved, needs)
     found: list[Tensor | None] = [None, None, None]
     ends = [0, 0, 0]
     for i, x in enumerate((query, key, value)):
@@ -229,25 +267,42 @@ def _pulled(
             found[i] = to = torch.empty_like(x) if layout.dense else x.new_empty(x.shape)
             ends[i] = to.data_ptr()
     at, (coef, matrix) = kept.data_ptr(), layout.ends
-    route = (0, 0) if setting.plain else (at, 3)
-    told = _number(setting.alpha, query.dtype)
-    block = _block(layout, query, key, value, told.numbers, setting.scale)
-    function(BACKWARD.pack(*block, at + coef, at + matrix, *route, 0, *g, *ends, 0, 0, 0, 0))
-    return tuple(found)
+    route = (0, 0) if saved.seen else (at, 3)
+    block = _block(layout, query, key, value, _number(alpha, query.dtype).numbers, scale)
+    status = function(BACKWARD.pack(*block, at + coef, at + matrix, *route, 0, *g, *ends, 0, 0, 0, 0))
+    return found if status != SOME_LEFT else _pulled_by_ridge(grad, saved, needs)
 
 
 @no_autocast
-def _otherwise(
-    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, kept: Tensor, setting: Setting, needs: tuple[bool, ...]
-) -> Grads:
-    """By the ways of `ridge`: derivatives of the gradients are asked for, or they come in a batch."""
-    lead, (points, features), columns = query.shape[:-2], key.shape[-2:], value.shape[-1]
-    batch, dual = math.prod(lead), points < features
-    size = points if dual else features
-    packed, coef, matrix = kept.split([3 * batch, batch * size * columns, batch * size * size])
-    problem = Problem(query, key, value, None, key.new_full((batch,), setting.alpha), None)
-    plan, asked = Plan(dual, setting.intercept, setting.scale), Needs(needs[0], needs[1], needs[2], False, False, False)
-    if torch.is_grad_enabled():
-        return differentiable(grad, problem, setting.plain, plan, "auto", asked)
-    coef, matrix = coef.view(batch, size, columns), matrix.view(batch, size, size)
-    return backward_batch(grad, problem, coef, matrix, packed.view(batch, 3), setting.plain, plan, "auto", asked)
+def _pulled_by_ridge(grad: Tensor, saved: Saved, needs: Sequence[bool]) -> Sequence[Tensor | None]:
+    problem, plan = _long(*saved.tensors, *saved.options)
+    batch, columns = problem.alpha.shape[0], problem.value.shape[-1]
+    size = problem.key.shape[-2 if plan.dual else -1]
+    packed, coef, matrix = saved.outputs[0].split([3 * batch, batch * size * columns, batch * size * size])
+    coef, matrix, packed = coef.view(batch, size, columns), matrix.view(batch, size, size), packed.view(batch, 3)
+    return backward_batch(
+        grad, problem, coef, matrix, packed, saved.seen, plan, "auto", Needs._make((*needs, False, False, False))
+    )[:3]
+
+
+def _differentiable(grads: Sequence[Tensor | None], saved: Saved, needs: Sequence[bool]) -> Sequence[Tensor | None]:
+    problem, plan = _long(*saved.tensors, *saved.options)
+    assert grads[0] is not None
+    return differentiable(
+        grads[0], problem, bool(saved.seen), plan, "auto", Needs._make((*needs, False, False, False))
+    )[:3]
+
+
+ANSWERED = Operator(
+    "plain",
+    tensors="query key value",
+    options="float alpha, bool intercept, float scale",
+    answers=1,
+    outputs=2,  # out; report, coefficients and factor in one buffer
+    solve=_solve,
+    shapes=_shapes,
+    pull=_pull,
+    differentiable=_differentiable,
+    saves_answers=False,
+    whole=True,
+)
