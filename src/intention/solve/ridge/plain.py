@@ -1,4 +1,4 @@
-"""The plain call: there are no weights, alpha is a number or has no gradient, and the compiled kernels answer.
+"""The plain call: no weights, alpha is a number or has no gradient, and the kernels answer. Points may be masked.
 
 What such a call has to know follows from shapes and strides, and is worked out once for each of them: a small batch
 takes the kernels less time than it takes to look at its tensors. Everything else goes the way of `ridge`.
@@ -38,6 +38,7 @@ class Layout(NamedTuple):
     dense: bool  # all three are contiguous
     dual: bool
     batch: int
+    points: int
     out: tuple[int, ...]
     coef: tuple[int, int, int]  # report (B, 3), coefficients and factor lie in one buffer, in this order
     matrix: tuple[int, int, int]
@@ -76,6 +77,7 @@ def _layout(
         dense,
         dual,
         batch,
+        points,
         (*lead, queries, columns),
         (batch, size, columns),
         (batch, size, size),
@@ -105,6 +107,16 @@ def _number(alpha: float, dtype: torch.dtype) -> Regulariser:
     return Regulariser((cell.buffer_info()[0], 0, 0, 0), cell)
 
 
+def _kept(keep: Tensor, layout: Layout) -> Tensor | None:
+    """One byte for each point of each element (..., N)."""
+    wanted = (*layout.out[:-2], layout.points)
+    if not (readable(keep, torch.bool) and 1 <= keep.dim() <= len(wanted)):
+        return None
+    if any(have not in (1, want) for have, want in zip(keep.shape[::-1], wanted[::-1], strict=False)):
+        return None
+    return keep.expand(wanted).contiguous()
+
+
 class Setting(NamedTuple):
     alpha: float
     intercept: bool
@@ -129,11 +141,19 @@ def _looked_at(query: Tensor, key: Tensor, value: Tensor, intercept: bool) -> La
 
 
 def plain(
-    query: Tensor, key: Tensor, value: Tensor, alpha: float | Tensor, convex: bool, intercept: bool, scale: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    keep: Tensor | None,
+    alpha: float | Tensor,
+    convex: bool,
+    intercept: bool,
+    scale: float,
 ) -> Tensor | None:
     """The answer (..., M, k); None where another way must be taken: whatever may be wrong is looked at there.
 
-    A number alpha >= 0 is checked. Elements that need the SVD are few, and are solved again with all others.
+    `keep` (bool) broadcasts to (..., N): False = the point is not there. A number alpha >= 0 is checked. Elements that
+    need the SVD are few, and are solved again with all others.
     """
     if torch.compiler.is_compiling() or torch._C._is_tracing():
         return None
@@ -142,29 +162,31 @@ def plain(
     layout = _looked_at(query, key, value, intercept)
     if layout is None or (function := kernel("intention_ridge_forward")) is None or transformed() or forward_mode():
         return None
-    keep = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
-    told = _regulariser(alpha, convex, query.dtype, layout, keep)
+    pulled = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
+    told = _regulariser(alpha, convex, query.dtype, layout, pulled)
     if told is None:
         return None
-    out, kept = query.new_empty(layout.out), query.new_empty(layout.kept if keep else 3 * layout.batch)
+    if keep is not None and (intercept or (keep := _kept(keep, layout)) is None):
+        return None
+    out, kept = query.new_empty(layout.out), query.new_empty(layout.kept if pulled else 3 * layout.batch)
     at, (coef, matrix) = kept.data_ptr(), layout.ends
-    ends = (at + coef, at + matrix, out.data_ptr(), at) if keep else (0, 0, out.data_ptr(), at)
-    status = function(FORWARD.pack(*_block(layout, query, key, value, told.numbers, scale), *ends))
+    ends = (at + coef, at + matrix, out.data_ptr(), at) if pulled else (0, 0, out.data_ptr(), at)
+    status = function(FORWARD.pack(*_block(layout, query, key, value, keep, told.numbers, scale), *ends))
     if status == SOME_LEFT:
         return None
-    if not keep:
+    if not pulled:
         return out
     assert not isinstance(alpha, Tensor)
-    return Plain.apply(query, key, value, Found(out, kept, Setting(alpha, intercept, scale, status == PLAIN)))
+    return Plain.apply(query, key, value, keep, Found(out, kept, Setting(alpha, intercept, scale, status == PLAIN)))
 
 
 def _regulariser(
-    alpha: float | Tensor, convex: bool, dtype: torch.dtype, layout: Layout, keep: bool
+    alpha: float | Tensor, convex: bool, dtype: torch.dtype, layout: Layout, pulled: bool
 ) -> Regulariser | None:
     if not isinstance(alpha, Tensor):
         return None if convex or alpha > _LARGEST_ALPHA else _number(alpha, dtype)
     lead = layout.out[:-2]
-    if keep or not readable(alpha, dtype) or (alpha.requires_grad and torch.is_grad_enabled()):
+    if pulled or not readable(alpha, dtype) or (alpha.requires_grad and torch.is_grad_enabled()):
         return None
     if alpha.shape not in (lead[-1:], ()):
         return None
@@ -175,11 +197,12 @@ def _regulariser(
 
 
 def _block(
-    layout: Layout, query: Tensor, key: Tensor, value: Tensor, told: tuple[int, ...], scale: float
+    layout: Layout, query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, told: tuple[int, ...], scale: float
 ) -> tuple[float, ...]:
     q, k, v = query.data_ptr(), key.data_ptr(), value.data_ptr()
+    there = (0, 0) if keep is None else (keep.data_ptr(), layout.points)
     return (
-        *layout.sizes, scale, *layout.limits, q, *layout.query, k, *layout.key, v, *layout.value, 0, 0, *told
+        *layout.sizes, scale, *layout.limits, q, *layout.query, k, *layout.key, v, *layout.value, 0, 0, *told, *there
     )  # fmt: skip
 
 
@@ -191,32 +214,41 @@ class Plain(Door):
     """The door of a plain call, which nothing transforms."""
 
     @staticmethod
-    def forward(query: Tensor, key: Tensor, value: Tensor, found: Found) -> Tensor:
+    def forward(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, found: Found) -> Tensor:
         return found.out
 
     @staticmethod
-    def setup_context(ctx: Kept, inputs: tuple[Tensor, Tensor, Tensor, Found], output: Tensor) -> None:
-        query, key, value, found = inputs
+    def setup_context(ctx: Kept, inputs: tuple[Tensor, Tensor, Tensor, Tensor | None, Found], output: Tensor) -> None:
+        query, key, value, keep, found = inputs
         ctx.setting = found.setting
-        ctx.save_for_backward(query, key, value, found.kept)
+        ctx.save_for_backward(query, key, value, keep, found.kept)
 
     @staticmethod
     def backward(ctx: Kept, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, kept = ctx.saved_tensors
+        query, key, value, keep, kept = ctx.saved_tensors
         pulled = None
         if unobserved():
-            pulled = _pulled(grads[0], query, key, value, kept, ctx.setting, ctx.needs_input_grad)
+            pulled = _pulled(grads[0], query, key, value, keep, kept, ctx.setting, ctx.needs_input_grad)
         if pulled is None:
-            pulled = _otherwise(grads[0], query, key, value, kept, ctx.setting, ctx.needs_input_grad)
-        return *pulled[:3], None
+            pulled = _otherwise(grads[0], query, key, value, keep, kept, ctx.setting, ctx.needs_input_grad)
+        return *pulled[:3], None, None
 
 
 def _pulled(
-    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, kept: Tensor, setting: Setting, needs: tuple[bool, ...]
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    keep: Tensor | None,
+    kept: Tensor,
+    setting: Setting,
+    needs: tuple[bool, ...],
 ) -> tuple[Tensor | None, ...] | None:
     """By the compiled kernel; None where memory cannot be read as it is."""
     function, layout = kernel("intention_ridge_backward"), _looked_at(query, key, value, setting.intercept)
     if function is None or layout is None or not (readable(grad, query.dtype) and readable(kept, query.dtype)):
+        return None
+    if keep is not None and (keep := _kept(keep, layout)) is None:
         return None
     try:
         grad, g = described(grad)
@@ -231,23 +263,40 @@ def _pulled(
     at, (coef, matrix) = kept.data_ptr(), layout.ends
     route = (0, 0) if setting.plain else (at, 3)
     told = _number(setting.alpha, query.dtype)
-    block = _block(layout, query, key, value, told.numbers, setting.scale)
+    block = _block(layout, query, key, value, keep, told.numbers, setting.scale)
     function(BACKWARD.pack(*block, at + coef, at + matrix, *route, 0, *g, *ends, 0, 0, 0, 0))
     return tuple(found)
 
 
 @no_autocast
 def _otherwise(
-    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, kept: Tensor, setting: Setting, needs: tuple[bool, ...]
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    keep: Tensor | None,
+    kept: Tensor,
+    setting: Setting,
+    needs: tuple[bool, ...],
 ) -> Grads:
     """By the ways of `ridge`: derivatives of the gradients are asked for, or they come in a batch."""
     lead, (points, features), columns = query.shape[:-2], key.shape[-2:], value.shape[-1]
     batch, dual = math.prod(lead), points < features
     size = points if dual else features
     packed, coef, matrix = kept.split([3 * batch, batch * size * columns, batch * size * size])
-    problem = Problem(query, key, value, None, key.new_full((batch,), setting.alpha), None)
+    alpha = key.new_full((batch,), setting.alpha)
+    if keep is not None:  # the kernels fill in zeros by themselves
+        keep = keep.unsqueeze(-1)
+        key, value = torch.where(keep, key, 0.0), torch.where(keep, value, 0.0)
+    problem = Problem(query, key, value, None, alpha, None)
     plan, asked = Plan(dual, setting.intercept, setting.scale), Needs(needs[0], needs[1], needs[2], False, False, False)
     if torch.is_grad_enabled():
-        return differentiable(grad, problem, setting.plain, plan, "auto", asked)
-    coef, matrix = coef.view(batch, size, columns), matrix.view(batch, size, size)
-    return backward_batch(grad, problem, coef, matrix, packed.view(batch, 3), setting.plain, plan, "auto", asked)
+        grads = differentiable(grad, problem, setting.plain, plan, "auto", asked)
+    else:
+        coef, matrix = coef.view(batch, size, columns), matrix.view(batch, size, size)
+        seen = packed.view(batch, 3), setting.plain
+        grads = backward_batch(grad, problem, coef, matrix, *seen, plan, "auto", asked)
+    if keep is None:
+        return grads
+    d_key, d_value = (None if x is None else torch.where(keep, x, 0.0) for x in (grads.key, grads.value))
+    return grads._replace(key=d_key, value=d_value)
