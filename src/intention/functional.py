@@ -245,13 +245,14 @@ def intention(
     """
     checks.scale(scale)
     scale = 1.0 if scale is None else float(scale)
-    if attn_mask is None and weight is None and not (dropout_p or is_causal or enable_gqa or return_info):
-        if covariance in ("ridge", "convex") and solver == "auto":
+    if weight is None and not (dropout_p or is_causal or enable_gqa or return_info):
+        keep = None if attn_mask is None else masks.same_points(attn_mask, query.shape[-2])
+        if covariance in ("ridge", "convex") and solver == "auto" and (attn_mask is None or keep is not None):
             number = alpha if isinstance(alpha, Tensor) else alpha_of(alpha, covariance)
-            found = plain(query, key, value, number, covariance == "convex", intercept, scale)
+            found = plain(query, key, value, keep, number, covariance == "convex", intercept, scale)
             if found is not None:
                 return found
-        problem = plain_problem(query, key, value, alpha, covariance, solver)
+        problem = plain_problem(query, key, value, alpha, covariance, solver) if attn_mask is None else None
         if problem is not None:
             out, _ = ridge(problem, Plan(is_dual(solver, key), intercept, scale), solver)
             return out

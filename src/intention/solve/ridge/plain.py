@@ -1,4 +1,4 @@
-"""The plain call: there are no weights, alpha is a number or has no gradient, and the compiled kernels answer.
+"""The plain call: no weights, alpha is a number or has no gradient, and the kernels answer. Points may be masked.
 
 What such a call has to know follows from shapes and strides, and is worked out once for each of them: a small batch
 takes the kernels less time than it takes to look at its tensors. Everything else goes the way of `ridge`.
@@ -19,7 +19,7 @@ from intention.solve.factor import LIMITS, wants_inverse
 from intention.solve.native.call import BACKWARD, FORWARD, LARGEST, PLAIN, SOME_LEFT, described, readable
 from intention.solve.native.library import available, kernel
 from intention.solve.operator import Door, Kept, Operator, Options, Saved, no_autocast
-from intention.solve.problem import Needs, Plan, Problem
+from intention.solve.problem import Grads, Needs, Plan, Problem
 from intention.solve.ridge.by_route import backward_batch, solve_batch
 from intention.solve.ridge.ridge import differentiable
 from intention.solve.torch_state import forward_mode, transformed, unobserved
@@ -107,6 +107,19 @@ def _number(alpha: float, dtype: torch.dtype) -> Regulariser:
     return Regulariser((cell.buffer_info()[0], 0, 0, 0), cell)
 
 
+def _fits(keep: Tensor, key: Tensor) -> bool:
+    """Whether it broadcasts to the points (..., N)."""
+    wanted = key.shape[:-1]
+    if keep.dtype != torch.bool or not (keep.is_cpu and 1 <= keep.dim() <= len(wanted)):
+        return False
+    return all(have in (1, want) for have, want in zip(keep.shape[::-1], wanted[::-1], strict=False))
+
+
+def _kept(keep: Tensor, key: Tensor) -> Tensor | None:
+    """One byte for each point of each element (..., N)."""
+    return keep.expand(key.shape[:-1]).contiguous() if readable(keep, torch.bool) and _fits(keep, key) else None
+
+
 class Found(NamedTuple):
     out: Tensor
     kept: Tensor
@@ -126,55 +139,67 @@ def _looked_at(query: Tensor, key: Tensor, value: Tensor, intercept: bool) -> La
 
 
 def plain(
-    query: Tensor, key: Tensor, value: Tensor, alpha: float | Tensor, convex: bool, intercept: bool, scale: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    keep: Tensor | None,
+    alpha: float | Tensor,
+    convex: bool,
+    intercept: bool,
+    scale: float,
 ) -> Tensor | None:
     """The answer (..., M, k); None where another way must be taken: whatever may be wrong is looked at there.
 
-    A number alpha >= 0 is checked. Elements that need the SVD are few, and are solved again with all others.
+    `keep` (bool) broadcasts to (..., N): False = the point is not there. A number alpha >= 0 is checked. Elements that
+    need the SVD are few, and are solved again with all others.
     """
     if torch.compiler.is_compiling():
-        if isinstance(alpha, Tensor) or convex or not _serves(query, key, value):
+        if isinstance(alpha, Tensor) or convex or not _serves(query, key, value, keep, intercept):
             return None
-        return ANSWERED(query, key, value, alpha, intercept, scale)[0]
+        keep = None if keep is None else keep.expand(key.shape[:-1])
+        return ANSWERED(query, key, value, keep, alpha, intercept, scale)[0]
     if torch._C._is_tracing() or transformed() or forward_mode():
         return None
-    keep = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
-    found = _answer(query, key, value, alpha, convex, intercept, scale, keep)
-    if found is None or not keep:
+    pulled = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
+    found = _answer(query, key, value, keep, alpha, convex, intercept, scale, pulled)
+    if found is None or not pulled:
         return None if found is None else found.out
-    return Plain.apply(query, key, value, found, (alpha, intercept, scale))
+    return Plain.apply(query, key, value, keep, found, (alpha, intercept, scale))
 
 
 def _answer(
     query: Tensor,
     key: Tensor,
     value: Tensor,
+    keep: Tensor | None,
     alpha: float | Tensor,
     convex: bool,
     intercept: bool,
     scale: float,
-    keep: bool,
+    pulled: bool,
 ) -> Found | None:
     layout = _looked_at(query, key, value, intercept)
     if layout is None or (function := kernel("intention_ridge_forward")) is None:
         return None
-    told = _regulariser(alpha, convex, query.dtype, layout, keep)
+    told = _regulariser(alpha, convex, query.dtype, layout, pulled)
     if told is None:
         return None
-    out, kept = query.new_empty(layout.out), query.new_empty(layout.kept if keep else 3 * layout.batch)
+    if keep is not None and (intercept or (keep := _kept(keep, key)) is None):
+        return None
+    out, kept = query.new_empty(layout.out), query.new_empty(layout.kept if pulled else 3 * layout.batch)
     at, (coef, matrix) = kept.data_ptr(), layout.ends
-    ends = (at + coef, at + matrix, out.data_ptr(), at) if keep else (0, 0, out.data_ptr(), at)
-    status = function(FORWARD.pack(*_block(layout, query, key, value, told.numbers, scale), *ends))
+    ends = (at + coef, at + matrix, out.data_ptr(), at) if pulled else (0, 0, out.data_ptr(), at)
+    status = function(FORWARD.pack(*_block(layout, query, key, value, keep, told.numbers, scale), *ends))
     return None if status == SOME_LEFT else Found(out, kept, status == PLAIN)
 
 
 def _regulariser(
-    alpha: float | Tensor, convex: bool, dtype: torch.dtype, layout: Layout, keep: bool
+    alpha: float | Tensor, convex: bool, dtype: torch.dtype, layout: Layout, pulled: bool
 ) -> Regulariser | None:
     if not isinstance(alpha, Tensor):
         return None if convex or alpha > _LARGEST_ALPHA else _number(alpha, dtype)
     lead = layout.out[:-2]
-    if keep or not readable(alpha, dtype) or (alpha.requires_grad and torch.is_grad_enabled()):
+    if pulled or not readable(alpha, dtype) or (alpha.requires_grad and torch.is_grad_enabled()):
         return None
     if alpha.shape not in (lead[-1:], ()):
         return None
@@ -185,11 +210,12 @@ def _regulariser(
 
 
 def _block(
-    layout: Layout, query: Tensor, key: Tensor, value: Tensor, told: tuple[int, ...], scale: float
+    layout: Layout, query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, told: tuple[int, ...], scale: float
 ) -> tuple[float, ...]:
     q, k, v = query.data_ptr(), key.data_ptr(), value.data_ptr()
+    there = (0, 0) if keep is None else (keep.data_ptr(), keep.shape[-1])
     return (
-        *layout.sizes, scale, *layout.limits, q, *layout.query, k, *layout.key, v, *layout.value, 0, 0, *told
+        *layout.sizes, scale, *layout.limits, q, *layout.query, k, *layout.key, v, *layout.value, 0, 0, *told, *there
     )  # fmt: skip
 
 
@@ -197,49 +223,65 @@ class Plain(Door):
     """The eager door: that of an operator without what a plain call never needs, a tenth of the time of a small one."""
 
     @staticmethod
-    def forward(query: Tensor, key: Tensor, value: Tensor, found: Found, options: Options) -> Tensor:
+    def forward(
+        query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, found: Found, options: Options
+    ) -> Tensor:
         return found.out
 
     @staticmethod
-    def setup_context(ctx: Kept, inputs: tuple[Tensor, Tensor, Tensor, Found, Options], output: Tensor) -> None:
-        query, key, value, found, ctx.options = inputs
+    def setup_context(ctx: Kept, inputs: tuple[Any, ...], output: Tensor) -> None:
+        *tensors, found, ctx.options = inputs
         ctx.seen = found.plain
-        ctx.save_for_backward(query, key, value, found.kept)
+        ctx.save_for_backward(*tensors, found.kept)
 
     @staticmethod
     def backward(ctx: Kept, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, kept = ctx.saved_tensors
+        *tensors, kept = ctx.saved_tensors
         pull = _pull if unobserved() else ANSWERED.differentiable
-        saved = Saved((query, key, value), ctx.options, (kept,), ctx.seen)
-        return *pull(grads, saved, ctx.needs_input_grad[:3]), None, None
+        saved = Saved(tuple(tensors), ctx.options, (kept,), ctx.seen)
+        return *pull(grads, saved, ctx.needs_input_grad[:4]), None, None
 
 
-def _serves(query: Tensor, key: Tensor, value: Tensor) -> bool:
+def _serves(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, intercept: bool) -> bool:
     """What a graph must know before there are values."""
     lead, dtype = query.shape[:-2], query.dtype
     if not (lead == key.shape[:-2] == value.shape[:-2] and dtype == key.dtype == value.dtype and len(lead)):
         return False
     if key.shape[-1] != query.shape[-1] or key.shape[-2] != value.shape[-2] or 0 in query.shape or 0 in value.shape:
         return False
+    if keep is not None and (intercept or not _fits(keep, key)):
+        return False
     return query.is_cpu and key.is_cpu and value.is_cpu and dtype in _DTYPES and available()
 
 
 def _solve(
-    query: Tensor, key: Tensor, value: Tensor, alpha: float, intercept: bool, scale: float, keep: bool
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    keep: Tensor | None,
+    alpha: float,
+    intercept: bool,
+    scale: float,
+    pulled: bool,
 ) -> tuple[tuple[Tensor, Tensor], bool]:
-    found = _answer(query, key, value, alpha, False, intercept, scale, keep)
+    found = _answer(query, key, value, keep, alpha, False, intercept, scale, pulled)
     if found is not None:
         return (found.out, found.kept), found.plain
-    problem, plan = _long(query, key, value, alpha, intercept, scale)
-    (out, *kept), served = solve_batch(problem, plan, "auto", keep)
+    problem, plan = _long(query, key, value, keep, alpha, intercept, scale)
+    (out, *kept), served = solve_batch(problem, plan, "auto", pulled)
     return (out, torch.cat([x.flatten() for x in (kept[-1], *kept[:-1])])), served
 
 
 def _long(*args: Any) -> tuple[Problem, Plan]:
-    """What `ridge` makes of it."""
-    query, key, value, alpha, intercept, scale = args
+    """What `ridge` makes of it; the kernels fill in zeros for masked points by themselves."""
+    query, key, value, keep, alpha, intercept, scale = args
+    key, value = _zeroed(keep, key, value)
     number = key.new_full((math.prod(query.shape[:-2]),), alpha)
     return Problem(query, key, value, None, number, None), Plan(key.shape[-2] < key.shape[-1], intercept, scale)
+
+
+def _zeroed(keep: Tensor | None, *points: Tensor | None) -> list[Any]:
+    return [x if x is None or keep is None else torch.where(keep.unsqueeze(-1), x, 0.0) for x in points]
 
 
 def _shapes(query: Tensor, key: Tensor, value: Tensor, *_: object) -> tuple[Tensor, Tensor]:
@@ -251,16 +293,18 @@ def _shapes(query: Tensor, key: Tensor, value: Tensor, *_: object) -> tuple[Tens
 
 def _pull(grads: Sequence[Tensor | None], saved: Any, needs: Sequence[bool]) -> Sequence[Tensor | None]:
     """By the compiled kernel, or where memory cannot be read as it is by the way of `ridge`."""
-    (grad,), (query, key, value), (alpha, intercept, scale), (kept,), _ = grads, *saved
-    assert grad is not None  # nor is any of the tensors
+    (grad,), (query, key, value, keep), (alpha, intercept, scale), (kept,), _ = grads, *saved
+    assert grad is not None
     function, layout = kernel("intention_ridge_backward"), _looked_at(query, key, value, intercept)
     if function is None or layout is None or not (readable(grad, query.dtype) and readable(kept, query.dtype)):
+        return _pulled_by_ridge(grad, saved, needs)
+    if keep is not None and (keep := _kept(keep, key)) is None:
         return _pulled_by_ridge(grad, saved, needs)
     try:
         grad, g = described(grad)
     except RuntimeError:  # torch.autograd.grad(is_grads_batched=True): a tensor without memory of its own
         return _pulled_by_ridge(grad, saved, needs)
-    found: list[Tensor | None] = [None, None, None]
+    found: list[Tensor | None] = [None] * 4
     ends = [0, 0, 0]
     for i, x in enumerate((query, key, value)):
         if needs[i]:
@@ -268,7 +312,7 @@ def _pull(grads: Sequence[Tensor | None], saved: Any, needs: Sequence[bool]) -> 
             ends[i] = to.data_ptr()
     at, (coef, matrix) = kept.data_ptr(), layout.ends
     route = (0, 0) if saved.seen else (at, 3)
-    block = _block(layout, query, key, value, _number(alpha, query.dtype).numbers, scale)
+    block = _block(layout, query, key, value, keep, _number(alpha, query.dtype).numbers, scale)
     status = function(BACKWARD.pack(*block, at + coef, at + matrix, *route, 0, *g, *ends, 0, 0, 0, 0))
     return found if status != SOME_LEFT else _pulled_by_ridge(grad, saved, needs)
 
@@ -280,22 +324,26 @@ def _pulled_by_ridge(grad: Tensor, saved: Saved, needs: Sequence[bool]) -> Seque
     size = problem.key.shape[-2 if plan.dual else -1]
     packed, coef, matrix = saved.outputs[0].split([3 * batch, batch * size * columns, batch * size * size])
     coef, matrix, packed = coef.view(batch, size, columns), matrix.view(batch, size, size), packed.view(batch, 3)
-    return backward_batch(
-        grad, problem, coef, matrix, packed, saved.seen, plan, "auto", Needs._make((*needs, False, False, False))
-    )[:3]
+    asked = Needs._make((*needs, False, False))
+    return _masked(backward_batch(grad, problem, coef, matrix, packed, saved.seen, plan, "auto", asked), saved)
 
 
 def _differentiable(grads: Sequence[Tensor | None], saved: Saved, needs: Sequence[bool]) -> Sequence[Tensor | None]:
     problem, plan = _long(*saved.tensors, *saved.options)
     assert grads[0] is not None
-    return differentiable(
-        grads[0], problem, bool(saved.seen), plan, "auto", Needs._make((*needs, False, False, False))
-    )[:3]
+    asked = Needs._make((*needs, False, False))
+    return _masked(differentiable(grads[0], problem, bool(saved.seen), plan, "auto", asked), saved)
+
+
+def _masked(grads: Grads, saved: Saved) -> Sequence[Tensor | None]:
+    """Those of the operator's tensors: its mask, which has none, stands where a problem has weights."""
+    query, key, value, none = grads[:4]
+    return query, *_zeroed(saved.tensors[3], key, value), none
 
 
 ANSWERED = Operator(
     "plain",
-    tensors="query key value",
+    tensors="query key value mask?",
     options="float alpha, bool intercept, float scale",
     answers=1,
     outputs=2,  # out; report, coefficients and factor in one buffer

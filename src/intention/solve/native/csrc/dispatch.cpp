@@ -120,7 +120,7 @@ double causal_work(const CausalArguments& a) {
 
 }  // namespace
 
-EXPORTED int intention_native_abi(void) { return 5; }
+EXPORTED int intention_native_abi(void) { return 6; }
 EXPORTED const char* intention_native_arch(void) { return kernels.name; }
 EXPORTED void intention_native_forked(void) { begin_anew(); }  // where the fork was before this library was loaded
 
