@@ -184,19 +184,20 @@ def redo(
     todo: Tensor,
     route: int,
     again: Callable[[Problem, str], Again],
-    hard: float | None = torch.inf,
+    judged: bool = True,
 ) -> Tensor:
     """Redo the elements `todo` by another route; returns those that need still more.
 
-    Of Cholesky in float64 those whose step is large, or whose ratio is from `hard` on; None: none.
+    Of Cholesky in float64, where it is `judged`, those whose ratio or step is large. A small step alone does not tell:
+    of a singular Sigma, whose last pivot is rounding, it may be small as well.
     """
     if not todo.numel():
         return todo
     whole = todo.numel() == out.shape[0]
     found = again(redo_problem(problem, None if whole else todo, route), METHODS[route])
     good = torch.ones_like(found.ratio, dtype=torch.bool)
-    if route == FLOAT64 and hard is not None:
-        good = (found.ratio < hard) & (found.step < SMALL_CORRECTION[out.dtype])
+    if route == FLOAT64 and judged:
+        good = (found.ratio < LIMITS[torch.float64, False].hard) & (found.step < SMALL_CORRECTION[out.dtype])
     where = todo[good]
     out[where] = found.out[good].to(out.dtype)
     report.route[where] = route

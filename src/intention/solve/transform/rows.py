@@ -8,7 +8,6 @@ from torch import Tensor
 from intention import _checks as checks
 from intention.solve.factor import (
     EASY,
-    LIMITS,
     Factor,
     factored,
     sigma_times,
@@ -120,7 +119,7 @@ def _climb(problem: Problem, out: Tensor, report: Report, known: Tensor | None) 
     todo = set_non_finite(problem, out, report, todo)
     for route in routes_beyond(out):
         if known is None:
-            todo = redo(problem, out, report, todo, route, _again, LIMITS[torch.float64, False].hard)
+            todo = redo(problem, out, report, todo, route, _again)
         else:
-            redo(problem, out, report, (known == route).nonzero()[:, 0], route, _again, None)
+            redo(problem, out, report, (known == route).nonzero()[:, 0], route, _again, judged=False)
     return out, report
