@@ -363,9 +363,10 @@ def operator_arguments(name, dtype=torch.float64):
         ]
     if name == "plain":
         return [
-            (q, k, v, 0.5, False, 1.0, True),
-            (q, k.detach(), v, 0.5, True, 0.5, False),
-            (*draw((3, 4, 5, 2), dtype=dtype), 0.0, False, 1.0, True),
+            (q, k, v, None, 0.5, False, 1.0, True),
+            (q, k.detach(), v, None, 0.5, True, 0.5, False),
+            (*draw((3, 4, 5, 2), dtype=dtype), None, 0.0, False, 1.0, True),
+            (q, k, v, (torch.arange(5) > 1).expand(2, 5), 0.5, False, 1.0, True),
         ]
     if name == "sigma":
         return [(q, k, v, alpha, None, True), (q, k, v.detach(), alpha, gain, False)]
