@@ -28,10 +28,7 @@ def points(query: Tensor, key: Tensor, value: Tensor) -> None:
     except (AttributeError, ValueError):
         pass
     for name, x in (("query", query), ("key", key), ("value", value)):
-        if not isinstance(x, Tensor):
-            raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}; use torch.as_tensor({name})")
-        if not x.dtype.is_floating_point:
-            raise TypeError(f"{name} must have a floating-point dtype, got {x.dtype}; {_as_floating(name, x)}")
+        _floating(name, x)
         if x.dim() < 2:
             raise ValueError(
                 f"{name} must have at least 2 dimensions (..., points, features), got shape {tuple(x.shape)}"
@@ -48,6 +45,13 @@ def points(query: Tensor, key: Tensor, value: Tensor) -> None:
         raise ValueError(
             f"key and value must have the same number of points N, got key {shape(key)} and value {shape(value)}"
         )
+
+
+def _floating(name: str, x: object) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}; use torch.as_tensor({name})")
+    if not x.dtype.is_floating_point:
+        raise TypeError(f"{name} must have a floating-point dtype, got {x.dtype}; {_as_floating(name, x)}")
 
 
 def _as_floating(name: str, x: Tensor) -> str:
@@ -73,10 +77,7 @@ def fitted_points(
     Returns the broadcast of their leading dimensions.
     """
     for name, x in (("key", key), ("value", value)):
-        if not isinstance(x, Tensor):
-            raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}; use torch.as_tensor({name})")
-        if not x.dtype.is_floating_point:
-            raise TypeError(f"{name} must have a floating-point dtype, got {x.dtype}; {_as_floating(name, x)}")
+        _floating(name, x)
     assert isinstance(key, Tensor)
     assert isinstance(value, Tensor)
     points(key, key, value)
@@ -179,10 +180,8 @@ def one_hot(value: Tensor, keep: Tensor | None = None) -> None:
 
 def query(query: object, like: Tensor, mapped: bool) -> None:
     """Queries (..., M, d) for points like (..., d); `mapped`: only features of the points are known, not their d."""
-    if not isinstance(query, Tensor):
-        raise TypeError(f"query must be a torch.Tensor, got {type(query).__name__}; use torch.as_tensor(query)")
-    if not query.dtype.is_floating_point:
-        raise TypeError(f"query must have a floating-point dtype, got {query.dtype}; use query.float()")
+    _floating("query", query)
+    assert isinstance(query, Tensor)
     if query.dim() < 2 or (query.shape[-1] != like.shape[-1] and not mapped):
         raise ValueError(
             f"query must have shape (..., M, d) with d = {like.shape[-1]} features, got {tuple(query.shape)}"

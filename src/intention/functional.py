@@ -6,7 +6,8 @@ Shapes: query (..., M, d), key (..., N, d), value (..., N, k) -> (..., M, k); le
 from __future__ import annotations
 
 import math
-from typing import Literal, overload
+from collections.abc import Callable
+from typing import Literal, Protocol, cast, overload
 
 import torch
 from torch import Tensor
@@ -48,7 +49,6 @@ from intention.solve.ridge.plain import plain
 from intention.solve.ridge.ridge import ridge
 from intention.solve.torch_state import compiling
 from intention.solve.transform.fused import SMALL_ROUNDING
-from intention.solve.transform.rows import Points
 from intention.solve.transform.transform import transform
 
 __all__ = ["ROUTES", "Info", "attention", "intention", "linear_attention", "sigma_intention"]
@@ -57,6 +57,54 @@ FEW_TOKENS = 512  # up to which a causal call is solved again query by query, wh
 
 
 Info = Report  # what `return_info=True` tells
+
+
+class _Call(Protocol):
+    """How `intention` and `sigma_intention` are called: what comes back depends on `return_info`."""
+
+    @overload
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        *,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+        alpha: float | Tensor | None = None,
+        weight: Tensor | None = None,
+        intercept: bool = False,
+        covariance: Covariance = "ridge",
+        solver: str = "auto",
+        return_info: Literal[False] = False,
+    ) -> Tensor: ...
+    @overload
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        *,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+        alpha: float | Tensor | None = None,
+        weight: Tensor | None = None,
+        intercept: bool = False,
+        covariance: Covariance = "ridge",
+        solver: str = "auto",
+        return_info: Literal[True],
+    ) -> tuple[Tensor, Info]: ...
+
+
+def _tells_info(call: Callable[..., Tensor | tuple[Tensor, Info]]) -> _Call:
+    """The function as it is, with these two types."""
+    return cast(_Call, call)
 
 
 def attention(
@@ -131,42 +179,7 @@ def linear_attention(
     return call.result(out if scale is None else out * float(scale))
 
 
-@overload
-def intention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-    alpha: float | Tensor | None = None,
-    weight: Tensor | None = None,
-    intercept: bool = False,
-    covariance: Covariance = "ridge",
-    solver: str = "auto",
-    return_info: Literal[False] = False,
-) -> Tensor: ...
-@overload
-def intention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-    alpha: float | Tensor | None = None,
-    weight: Tensor | None = None,
-    intercept: bool = False,
-    covariance: Covariance = "ridge",
-    solver: str = "auto",
-    return_info: Literal[True],
-) -> tuple[Tensor, Info]: ...
+@_tells_info
 def intention(
     query: Tensor,
     key: Tensor,
@@ -232,13 +245,14 @@ def intention(
     """
     checks.scale(scale)
     scale = 1.0 if scale is None else float(scale)
-    if attn_mask is None and weight is None and not (dropout_p or is_causal or enable_gqa or return_info):
-        if covariance in ("ridge", "convex") and solver == "auto":
+    if weight is None and not (dropout_p or is_causal or enable_gqa or return_info):
+        keep = None if attn_mask is None else masks.same_points(attn_mask, query.shape[-2])
+        if covariance in ("ridge", "convex") and solver == "auto" and (attn_mask is None or keep is not None):
             number = alpha if isinstance(alpha, Tensor) else alpha_of(alpha, covariance)
-            found = plain(query, key, value, number, covariance == "convex", intercept, scale)
+            found = plain(query, key, value, keep, number, covariance == "convex", intercept, scale)
             if found is not None:
                 return found
-        problem = plain_problem(query, key, value, alpha, covariance, solver)
+        problem = plain_problem(query, key, value, alpha, covariance, solver) if attn_mask is None else None
         if problem is not None:
             out, _ = ridge(problem, Plan(is_dual(solver, key), intercept, scale), solver)
             return out
@@ -285,42 +299,7 @@ def intention(
     return (out, call.report(report).told()) if return_info else out
 
 
-@overload
-def sigma_intention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-    alpha: float | Tensor | None = None,
-    weight: Tensor | None = None,
-    intercept: bool = False,
-    covariance: Covariance = "ridge",
-    solver: str = "auto",
-    return_info: Literal[False] = False,
-) -> Tensor: ...
-@overload
-def sigma_intention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-    alpha: float | Tensor | None = None,
-    weight: Tensor | None = None,
-    intercept: bool = False,
-    covariance: Covariance = "ridge",
-    solver: str = "auto",
-    return_info: Literal[True],
-) -> tuple[Tensor, Info]: ...
+@_tells_info
 @full_precision
 def sigma_intention(
     query: Tensor,
@@ -455,8 +434,7 @@ def _by_options(
             if estimated:
                 return own_sigma.transform(part.expanded(), covariance, intercept, solver)
             centred = part.expanded().centred()[0] if intercept else part
-            points = Points(part.query, centred.key, part.weight, part.alpha, part.gain)
-            out, packed = transform(points, transform_solver(solver))
+            out, packed = transform(Problem(part.query, *centred[1:]), transform_solver(solver))
             return out, unpack(packed)
 
         if is_causal and not (estimated or intercept or each) and solver == "auto":

@@ -389,6 +389,13 @@ def test_a_fit_of_nothing_is_zero():
     assert torch.equal(ctx(query), torch.zeros(2, 5, 4))
 
 
+@pytest.mark.parametrize("alpha", ["loo", [0.1, 1.0]])
+@pytest.mark.parametrize("options", [{}, {"intercept": True}, {"kernel": "gaussian"}, {"covariance": "convex"}])
+def test_leave_one_out_of_nothing_says_so(alpha, options):
+    with pytest.raises(ValueError, match=r"needs at least one point .* got N = 0; give a number"):
+        intention.fit(torch.empty(2, 0, 3), torch.empty(2, 0, 4), alpha=alpha, **options)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_lower_precisions_are_computed_in_float64(dtype):
     key, value, query = (x.to(dtype) for x in sample(2, 23, 3, 5))

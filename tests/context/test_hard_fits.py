@@ -11,8 +11,8 @@ from torch.utils._pytree import tree_leaves
 import intention
 from fuzz import oracle
 from intention import functional as F
-from intention.context import choose_alpha
-from intention.context.sums import Sums
+from intention.context import leave_one_out
+from intention.context.points import Sums
 from intention.discriminant import lda, ls_svm, qda
 from intention.solve.matrix.inverse import inverse
 
@@ -703,10 +703,10 @@ def test_leading_dimensions_of_gamma_and_weights_of_another_dtype():
 
 def test_the_default_grid_is_around_the_mean_eigenvalue():
     key = torch.diag_embed(torch.full((4,), 3.0, dtype=D)).repeat(2, 1)  # K'K = 18 I
-    grid = choose_alpha._default_grid(torch.full((4,), 18.0, dtype=D), 8, "ridge")
+    grid = leave_one_out._default_grid(torch.full((4,), 18.0, dtype=D), 8, "ridge")
     assert torch.allclose(grid, 18 * torch.logspace(-6, 3, 28, dtype=D))
     assert float(intention.fit(key, randn(8, 1), alpha="loo").alpha) in grid.tolist()
-    assert torch.allclose(choose_alpha._default_grid(torch.full((4,), 18.0, dtype=D), 2, "ridge"), 2 * grid)
+    assert torch.allclose(leave_one_out._default_grid(torch.full((4,), 18.0, dtype=D), 2, "ridge"), 2 * grid)
 
 
 def test_qda_of_few_points_with_shrinkage_is_the_plain_formula():

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import intention
-from intention.context.sums import Sums
+from intention.context.points import Sums
 
 D = torch.float64
 OPTIONS = {

@@ -22,7 +22,7 @@ from torch import nn
 import intention
 from intention import distributed
 from intention import functional as F
-from intention.context.sums import Sums
+from intention.context.points import Sums
 from intention.distributed import moments
 
 D = torch.float64

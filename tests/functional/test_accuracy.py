@@ -269,6 +269,18 @@ def test_the_warning_can_be_filtered_and_made_an_error():
             F.intention(q, k, v, alpha=0)
 
 
+@pytest.mark.parametrize("d", [3, 8, 24, 40])
+def test_the_minimum_norm_fit_of_points_that_do_not_span(d):
+    """The last pivot of such a Gram is rounding of either sign; where it is positive, a factor in float64 exists."""
+    gen = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(100, n, k, generator=gen) for n, k in ((5, d), (d + 2, d), (d + 2, 2)))
+    key[:, d - 1 :] = 0
+    out, info = F.intention(query, key, value, alpha=0.0, return_info=True)
+    want = query.double() @ torch.linalg.pinv(key.double()) @ value.double()
+    assert (info.route == ROUTE["pinv"]).all()
+    assert ((out - want).norm(dim=(-2, -1)) < 1e-6 * want.norm(dim=(-2, -1))).all()
+
+
 def test_pinv_drops_directions_below_rounding():
     """What the warning advises: low-rank float32 keys behave like torch.linalg.pinv in float32."""
     base = torch.randn(12, 2) @ torch.randn(2, 6)

@@ -198,11 +198,11 @@ def test_named_backwards_stay_on_the_device(solver, shape, intercept):
         for x, g in zip(problem[:5], grads[:5], strict=True):
             assert g.device.type == "cuda"
             assert g.shape == x.shape
-        points = rows.Points(q, key, problem.weight, problem.alpha, None)
         inner = "cholesky" if solver in ("primal", "dual") else solver
-        (moved, matrix, packed), plain = rows.transform_rows(*points, None, None, inner, False, False)
+        (moved, matrix, packed), plain = rows.transform_rows(*problem.points(), None, None, inner, False, False)
         factor = transform.Factored(matrix, packed, plain)
-        for x, g in zip(points[:4], transform._pulled(moved, points, moved, factor, inner, False)[:4], strict=True):
+        pulled = transform._pulled(moved, problem, moved, factor, inner, False)
+        for x, g in zip(problem.points()[:4], pulled[:4], strict=True):
             assert g.device.type == "cuda"
             assert g.shape == x.shape
 
@@ -218,7 +218,7 @@ def test_the_attentions_stay_on_the_device(call):
 
 def test_a_device_without_float64_falls_back_to_qr(monkeypatch):
     """MPS has no float64; its branch is taken here by switching float64 off on the CPU."""
-    for module in (by_route, ladder, ridge, rows, transform):
+    for module in (by_route, ladder, ridge, transform):
         monkeypatch.setattr(module, "has_float64", lambda device: False)
     q, k, v = torch.randn(5, 4), torch.randn(9, 4) * torch.logspace(0, -2, 4), torch.randn(9, 2)
     k.requires_grad_()

@@ -361,6 +361,13 @@ def operator_arguments(name, dtype=torch.float64):
             (q, k, v, weight, alpha, None, False, False, 1.0, "float64", False),
             (q, k.detach(), v, None, alpha.detach(), None, False, False, 1.0, "auto", False),
         ]
+    if name == "plain":
+        return [
+            (q, k, v, None, 0.5, False, 1.0, True),
+            (q, k.detach(), v, None, 0.5, True, 0.5, False),
+            (*draw((3, 4, 5, 2), dtype=dtype), None, 0.0, False, 1.0, True),
+            (q, k, v, (torch.arange(5) > 1).expand(2, 5), 0.5, False, 1.0, True),
+        ]
     if name == "sigma":
         return [(q, k, v, alpha, None, True), (q, k, v.detach(), alpha, gain, False)]
     if name == "causal":
@@ -379,7 +386,7 @@ def operator_arguments(name, dtype=torch.float64):
     ]
 
 
-OPERATORS = [(name, i) for name in ("ridge", "transform", "sigma", "causal", "inverse") for i in range(4)]
+OPERATORS = [(name, i) for name in ("ridge", "plain", "transform", "sigma", "causal", "inverse") for i in range(4)]
 
 
 @pytest.mark.parametrize(("name", "case"), [(n, i) for n, i in OPERATORS if i < len(operator_arguments(n))])
@@ -402,8 +409,9 @@ def test_a_compiled_backward_computes_what_is_asked_for(shape, backwards):
     asked, again = backwards
     f = compiled(lambda q, k, v, a: F.intention(q, k, v, alpha=a), backend="aot_eager")
     q, k, v = draw(shape, lead=(61,), dtype=torch.float32)
-    torch.autograd.grad(f(q, k, v, 2.0), [q, k, v], torch.randn(61, 7, 5))
-    torch.autograd.grad(f(q, k.detach(), v, 2.0), [q, v], torch.randn(61, 7, 5))
+    fixed = torch.tensor(2.0)  # a number has no gradient to ask for
+    torch.autograd.grad(f(q, k, v, fixed), [q, k, v], torch.randn(61, 7, 5))
+    torch.autograd.grad(f(q, k.detach(), v, fixed), [q, v], torch.randn(61, 7, 5))
     assert asked == [(True, True, True, False, False, False), (True, False, True, False, False, False)]
     assert not again
     alpha = torch.full((61,), 2.0, requires_grad=True)

@@ -598,3 +598,17 @@ def test_nothing_changes_when_the_options_are_wrong():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         swap_attention(model, "attention")
+
+
+def test_who_looks_at_the_hidden_units_sees_them_before_the_activation():
+    layer, x, seen = InformerLayer(8, 2, 16, batch_first=True).eval(), torch.randn(2, 5, 8), []
+    with torch.no_grad():
+        want = layer(x)
+        layer.linear1.register_forward_hook(lambda *args: seen.append(args[-1]))
+        torch.testing.assert_close(layer(x), want, rtol=0, atol=0)
+        assert (seen[0] < 0).any()
+        layer.linear1 = torch.nn.Identity()  # pyright: ignore[reportAttributeAccessIssue]
+        layer.linear2 = torch.nn.Identity()  # pyright: ignore[reportAttributeAccessIssue]
+        kept = x.clone()
+        layer._ff_block(x)
+    torch.testing.assert_close(x, kept, rtol=0, atol=0)

@@ -9,14 +9,13 @@ from intention._call.arguments import context_lead
 from intention._covariance import Covariance, Rule, deviations, dual_serves, is_named, matrix_of, within_scatter
 from intention.context.by_features import ByFeatures
 from intention.context.by_points import ByPoints, Inner
-from intention.context.sums import Sums
+from intention.context.points import Sums
 from intention.solve.centring import centred
 from intention.solve.ladder import Report
 from intention.solve.problem import Problem
 from intention.solve.ridge.by_route import is_dual
 from intention.solve.ridge.ridge import LARGE
 from intention.solve.torch_state import eager, gradient_free
-from intention.solve.transform.rows import Points
 from intention.solve.transform.transform import transform as transform_points
 
 SOLVERS = ("auto", "primal", "dual", "float64")
@@ -86,7 +85,7 @@ def _by_deviations(inputs: Problem, intercept: bool) -> Tensor:
         (key, centre), (value, mean) = centred(key, weight), centred(value, weight)
         query = query - centre
     rhs = value.mT @ (key if weight is None else weight.unsqueeze(-1) * key)  # V'WK (..., k, d)
-    points = Points(
+    points = Problem.of_points(
         rhs.expand(*lead, *rhs.shape[-2:]).reshape(-1, *rhs.shape[-2:]),
         around.expand(*lead, n, d).reshape(-1, n, d),
         None if weight is None else weight.expand(*lead, n).reshape(-1, n),

@@ -17,7 +17,6 @@ from intention.solve.problem import Problem
 from intention.solve.ridge.by_route import is_dual
 from intention.solve.torch_state import compiling, gradient_free, look
 from intention.solve.transform.fused import SMALL_ROUNDING, rounding, sigma, watched
-from intention.solve.transform.rows import Points
 from intention.solve.transform.transform import transform
 
 LARGEST_EXPONENT = 80.0
@@ -74,14 +73,13 @@ def transform_shared(inputs: Problem, solver: str) -> tuple[Tensor, Tensor, Repo
     else:
         problem, restore = flatten(inputs)
     if dual:
-        points = Points(problem.key.mT, problem.key.mT, None, problem.alpha, problem.gain)
+        points = Problem.of_points(problem.key.mT, problem.key.mT, None, problem.alpha, problem.gain)
         moved, packed = transform(points, transform_solver(solver))
         report = unflatten_report(packed, inputs)
         route = torch.where(report.route == PRIMAL, DUAL, report.route)
         report = Report(route, report.condition, report.error)
         return inputs.query, restore(moved.mT), report
-    points = Points(problem.query, problem.key, problem.weight, problem.alpha, problem.gain)
-    moved, packed = transform(points, transform_solver(solver))
+    moved, packed = transform(problem, transform_solver(solver))
     return restore(moved), inputs.key, unflatten_report(packed, inputs)
 
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from intention import _checks as checks
 from intention._covariance import ON_KEYS, Covariance
 from intention.context import leave_one_out, points, storage
+from intention.context.points import Sums
 from intention.context.solved import Solved
-from intention.context.sums import Sums
 from intention.features import Features
 from intention.kernels import BoundKernel
 from intention.solve.centring import EPS
@@ -75,10 +75,8 @@ class Context:
     @property
     def sizes(self) -> tuple[int, int]:
         """(d, k): of the points, or of their features where only sums are kept"""
-        if self.key is not None and self.value is not None:
-            return self.key.shape[-1], self.value.shape[-1]
-        assert self.stats is not None
-        return self.stats.mean_key.shape[-1], self.stats.mean_value.shape[-1]
+        key, value = self._like
+        return key.shape[-1], value.shape[-1]
 
     def __repr__(self) -> str:
         n = "sums" if self.key is None else f"N={self.key.shape[-2]}"
@@ -269,21 +267,26 @@ class Context:
             return self.kernel is None
         return self.stats is not None or self.features is not None or self.key.shape[-2] + more >= self.key.shape[-1]
 
+    @property
+    def _like(self) -> tuple[Tensor, Tensor]:
+        """Keys and values as they are in this context: its points, or (where only sums are kept) their means."""
+        if self.key is not None and self.value is not None:
+            return self.key, self.value
+        assert self.stats is not None
+        return self.stats.mean_key.unsqueeze(-2), self.stats.mean_value.unsqueeze(-2)
+
     def _query(self, query: Tensor) -> tuple[Tensor, torch.dtype]:
         """Queries in the space of the fit, and the dtype of what is answered."""
-        lead, like = self.lead, self._solved.sums.mean_key if self.key is None else self.key
+        like, lead = self._like[0], self.lead
         checks.query(query, like, self.features is not None and self.key is None)
         checks.leading(query=query.shape[:-2], context=lead)
         return self._solved.mapped(query), torch.promote_types(query.dtype, self.dtype)
 
     def _check_points(self, what: str, key: Tensor, value: Tensor, weight: Tensor | None) -> None:
         """Points that come or go are like those of the context."""
-        if self.key is not None and self.value is not None:
-            like = self.key, self.value
-        else:
-            assert self.stats is not None
-            like = key if self.features is not None else self.stats.mean_key, self.stats.mean_value
-        checks.fitted_points(key, value, weight, like, self.lead)
+        mine, values = self._like
+        like = key if self.features is not None and self.key is None else mine
+        checks.fitted_points(key, value, weight, (like, values), self.lead)
         if (weight is not None or self.covariance == "within") and eager():
             checks.require_values(weight, self.alpha, None)
             if self.covariance == "within":

@@ -10,12 +10,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from intention._cached import lazy
 from intention._covariance import Rule
-from intention.context.sums import Sums
+from intention.context.points import Sums
 from intention.solve.ladder import PINV, Report, warn_inaccurate
 from intention.solve.matrix.inverse import EPS, inverse
-from intention.solve.torch_state import eager
+from intention.solve.torch_state import eager, lazy
 
 
 class Solution(NamedTuple):

@@ -10,14 +10,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from intention._cached import lazy
 from intention._covariance import Rule, class_shares, deviations, in_live_class
 from intention.context.by_features import Solution
 from intention.solve.centring import centred
 from intention.solve.ladder import DUAL, PINV, Report, warn_inaccurate
 from intention.solve.matrix.inverse import EPS, inverse
 from intention.solve.problem import relative_size
-from intention.solve.torch_state import eager
+from intention.solve.torch_state import eager, lazy
 
 
 class Inner:

@@ -11,7 +11,7 @@ from torch import Tensor
 from intention import _checks as checks
 from intention._covariance import Covariance, alpha_of, wide_alpha
 from intention.context import Context
-from intention.context.choose_alpha import choose_alpha
+from intention.context.leave_one_out import choose_alpha
 from intention.features import Features, fourier, nystroem
 from intention.kernels import BoundKernel, Custom, Function, Kernel, as_kernel
 from intention.solve.torch_state import eager

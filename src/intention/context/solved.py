@@ -8,12 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from intention._cached import lazy
 from intention._covariance import ON_KEYS, Covariance, Rule, dual_serves, in_live_class, matrix_of, within_scatter
 from intention.context.by_features import ByFeatures, Solution
 from intention.context.by_points import ByPoints, Inner
-from intention.context.points import PointSet
-from intention.context.sums import Sums
+from intention.context.points import PointSet, Sums
 from intention.features import Features, same_map
 from intention.kernels import BoundKernel, Custom
 from intention.solve.centring import centred
@@ -21,7 +19,7 @@ from intention.solve.constraints.constrained import Constraint, constrained
 from intention.solve.ladder import TOLERATED, Report, warn_inaccurate
 from intention.solve.problem import relative_size
 from intention.solve.ridge.ridge import hat_of_points, solve_points
-from intention.solve.torch_state import eager, gradient_free
+from intention.solve.torch_state import eager, gradient_free, lazy
 
 # An estimated error above this is worth another look at the points themselves, whose condition is not squared. The
 # second: in float64, and where derivatives are asked, which hold residuals far smaller than the values.

@@ -11,8 +11,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from intention.context.points import Sums
 from intention.context.solved import Solved
-from intention.context.sums import Sums
 from intention.features import Features, restore_features
 from intention.kernels import BoundKernel
 from intention.kernels import restore as restore_kernel

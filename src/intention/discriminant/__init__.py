@@ -16,7 +16,7 @@ from intention._covariance import Rule, class_shares, dual_serves, within_scatte
 from intention.context.by_features import ByFeatures
 from intention.context.by_points import ByPoints, Inner
 from intention.context.fit import bind_kernel, fit
-from intention.context.sums import Sums
+from intention.context.points import Sums
 from intention.discriminant.labels import (
     all_regular,
     balanced,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from intention import _checks as checks
-from intention.context.sums import EPS, Sums
+from intention.context.points import EPS, Sums
 
 CHUNK = 1 << 20  # numbers of keys or values that are made float64 at a time
 

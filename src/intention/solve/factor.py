@@ -106,25 +106,46 @@ def orthogonal(x: Tensor, alpha: Tensor, gain: Tensor | None) -> Factor:
     return Factor(lower, False, stacked.square().sum(1).amax(-1) / (pivot * pivot))
 
 
-def pseudo(x: Tensor, alpha: Tensor, gain: Tensor | None, rtol: float) -> Factor:
-    """Sigma^+ by SVD of X: directions below `rtol` of the largest singular value are dropped where alpha = 0.
+class Spectrum(NamedTuple):
+    """X = U s V' and Sigma in these directions."""
 
-    An X that is not finite shows as ratio = NaN; LAPACK would raise for the whole batch.
-    """
+    u: Tensor  # (B, rows, r)
+    s: Tensor  # (B, r)
+    vt: Tensor  # (B, r, n)
+    sigma: Tensor  # (B, r): c s^2 + alpha
+    kept: Tensor  # (B, r): the others are dropped, below rounding where alpha = 0
+    lost: Tensor  # (B,): NaN where X is not finite, else 0
+
+    def condition(self) -> Tensor:
+        return torch.where(self.kept.any(-1), self.sigma.amax(-1) / _smallest(self.sigma, self.kept), 1.0)
+
+
+def spectrum(x: Tensor, alpha: Tensor, gain: Tensor | None, whole: bool = False) -> Spectrum:
+    """The SVD of X, `whole`: also of directions that no row has. LAPACK would raise for all where one is not finite."""
     finite = torch.isfinite(x).flatten(1).all(-1)
     x = torch.where(finite.view(-1, 1, 1), x, 0.0)
-    _, s, vt = torch.linalg.svd(x, full_matrices=x.shape[-1] > x.shape[-2])
-    if (missing := x.shape[-1] - s.shape[-1]) > 0:
-        s = torch.cat([s, s.new_zeros(*s.shape[:-1], missing)], dim=-1)
-    top = s.amax(-1, keepdim=True)
-    spectrum = s.square() if gain is None else s.square() * gain.unsqueeze(1)
-    spectrum = spectrum + alpha.unsqueeze(1)
-    kept = ((s > rtol * top) | (alpha.unsqueeze(1) > 0)) & (spectrum > 0)
-    power = torch.where(kept, 1 / spectrum, 0.0)
-    matrix = torch.bmm(vt.mT * power.unsqueeze(1), vt)
-    ratio = torch.where(kept.any(-1), spectrum.amax(-1) / _smallest(spectrum, kept), 1.0)
-    spread = torch.where(kept.any(-1), _smallest(s, kept) / top.squeeze(-1), 1.0)
-    return Factor(matrix, True, torch.where(finite, ratio, torch.nan), spread)
+    u, s, vt = torch.linalg.svd(x, full_matrices=whole and x.shape[-1] > x.shape[-2])
+    s = torch.nn.functional.pad(s, (0, vt.shape[-2] - s.shape[-1]))
+    floor, rtol = alpha.unsqueeze(1), max(x.shape[1:]) * torch.finfo(x.dtype).eps
+    sigma = (s.square() if gain is None else s.square() * gain.unsqueeze(1)) + floor
+    kept = ((s > rtol * s.amax(-1, keepdim=True)) | (floor > 0)) & (sigma > 0)
+    return Spectrum(u, s, vt, sigma, kept, torch.where(finite, 0.0, torch.nan).to(x.dtype))
+
+
+def pseudo(x: Tensor, alpha: Tensor, gain: Tensor | None) -> Factor:
+    """Sigma^+ by the SVD of X; an X that is not finite shows as ratio = NaN."""
+    found = spectrum(x, alpha, gain, whole=True)
+    _, s, vt, sigma, kept, lost = found
+    matrix = torch.bmm(vt.mT * torch.where(kept, 1 / sigma, 0.0).unsqueeze(1), vt)
+    spread = torch.where(kept.any(-1), _smallest(s, kept) / s.amax(-1), 1.0)
+    return Factor(matrix, True, found.condition() + lost, spread)
+
+
+def factored(method: str, x: Tensor, alpha: Tensor, gain: Tensor | None, inverse: bool) -> Factor:
+    """By "qr", "pinv", or, whatever else it is called, Cholesky."""
+    if method == "qr":
+        return orthogonal(x, alpha, gain)
+    return pseudo(x, alpha, gain) if method == "pinv" else cholesky(x, alpha, gain, inverse)
 
 
 def solve(factor: Factor, rhs: Tensor) -> Tensor:

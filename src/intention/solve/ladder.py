@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -24,6 +25,7 @@ from intention.solve.problem import Fit, Plan, Problem, fit, predict, refine
 
 ROUTES = ("primal", "dual", "refined", "float64", "pinv", "qr")
 PRIMAL, DUAL, REFINED, FLOAT64, PINV, QR = range(len(ROUTES))
+METHODS = {FLOAT64: "cholesky", PINV: "pinv", QR: "qr"}  # of the routes that factor again
 # Of causal fits: the condition up to which float64 leaves errors of 1e-6 at most, and the estimated error that is
 # accepted; float32 stays below it where it serves.
 SEQUENCE_RATIO, SEQUENCE_ERROR = 1e9, 1e-5
@@ -137,15 +139,27 @@ def climb(problem: Problem, plan: Plan, fitted: Fit, out: Tensor) -> tuple[Tenso
 
 def climb_on(problem: Problem, plan: Plan, out: Tensor, report: Report, todo: Tensor) -> Report:
     """The steps after the refinement, for the elements `todo`; `out` and the report are updated in place."""
-    todo = _set_non_finite(problem, out, report, todo)
-    if has_float64(out.device):
-        if out.dtype != torch.float64:
-            todo = _redo(problem, plan, out, report, todo, "cholesky", FLOAT64)
-        _redo(problem, plan, out, report, todo, "pinv", PINV)
-    else:
-        _redo(problem, plan, out, report, todo, "qr", QR)
+    eps = torch.finfo(out.dtype).eps
+
+    def again(sub: Problem, method: str) -> Again:
+        fitted, size = refine(fit(sub, plan, method), plan)
+        ratio = fitted.factor.ratio
+        spread = ratio.rsqrt() if fitted.factor.spread is None else fitted.factor.spread
+        # alpha = 0 and keys that are dependent up to their own rounding: the rounding would decide the answer
+        noise = torch.where((sub.alpha == 0) & (spread < 4 * eps) & (spread > 0), eps / spread, 0.0)
+        return Again(predict(fitted, plan), ratio, size, torch.maximum(size, noise))
+
+    todo = set_non_finite(problem, out, report, todo)
+    routes = routes_beyond(out)
+    for route in routes[1:] if out.dtype == torch.float64 else routes:
+        todo = redo(problem, out, report, todo, route, again)
     warn_inaccurate(report)
     return report
+
+
+def routes_beyond(out: Tensor) -> tuple[int, ...]:
+    """The last steps of the ladder, where this answer is."""
+    return (FLOAT64, PINV) if has_float64(out.device) else (QR,)
 
 
 def redo_problem(problem: Problem, index: Tensor | None, route: int) -> Problem:
@@ -154,35 +168,45 @@ def redo_problem(problem: Problem, index: Tensor | None, route: int) -> Problem:
     return problem.take(index, working)
 
 
-def redo_rtol(problem: Problem) -> float:
-    """Singular values below this share of the largest are rounding in float64."""
-    return max(problem.key.shape[1:]) * torch.finfo(torch.float64).eps
+class Again(NamedTuple):
+    """Answers by another route."""
+
+    out: Tensor
+    ratio: Tensor  # (B,), as of a factor
+    step: Tensor  # (B,): the size of the last refinement
+    error: Tensor  # (B,)
 
 
-def _redo(problem: Problem, plan: Plan, out: Tensor, report: Report, todo: Tensor, method: str, route: int) -> Tensor:
-    """Redo the elements `todo` by another route; returns those that need still more."""
+def redo(
+    problem: Problem,
+    out: Tensor,
+    report: Report,
+    todo: Tensor,
+    route: int,
+    again: Callable[[Problem, str], Again],
+    judged: bool = True,
+) -> Tensor:
+    """Redo the elements `todo` by another route; returns those that need still more.
+
+    Of Cholesky in float64, where it is `judged`, those whose ratio or step is large. A small step alone does not tell:
+    of a singular Sigma, whose last pivot is rounding, it may be small as well.
+    """
     if not todo.numel():
         return todo
     whole = todo.numel() == out.shape[0]
-    sub = redo_problem(problem, None if whole else todo, route)
-    fitted, size = refine(fit(sub, plan, method, redo_rtol(problem)), plan)
-    ratio = fitted.factor.ratio
-    good = torch.ones_like(ratio, dtype=torch.bool)
-    if route == FLOAT64:
-        good = torch.isfinite(ratio) & (size < SMALL_CORRECTION[out.dtype])
-    spread = ratio.rsqrt() if fitted.factor.spread is None else fitted.factor.spread
-    # alpha = 0 and keys that are dependent up to their own rounding: the rounding would decide the answer
-    eps = torch.finfo(out.dtype).eps
-    noise = torch.where((sub.alpha == 0) & (spread < 4 * eps) & (spread > 0), eps / spread, 0.0)
+    found = again(redo_problem(problem, None if whole else todo, route), METHODS[route])
+    good = torch.ones_like(found.ratio, dtype=torch.bool)
+    if route == FLOAT64 and judged:
+        good = (found.ratio < LIMITS[torch.float64, False].hard) & (found.step < SMALL_CORRECTION[out.dtype])
     where = todo[good]
-    out[where] = predict(fitted, plan)[good].to(out.dtype)
+    out[where] = found.out[good].to(out.dtype)
     report.route[where] = route
-    report.condition[where] = ratio[good].to(out.dtype)
-    report.error[where] = (torch.maximum(size, noise) + eps)[good].to(out.dtype)
+    report.condition[where] = found.ratio[good].to(out.dtype)
+    report.error[where] = (found.error + torch.finfo(out.dtype).eps)[good].to(out.dtype)
     return todo[~good]
 
 
-def _set_non_finite(problem: Problem, out: Tensor, report: Report, todo: Tensor) -> Tensor:
+def set_non_finite(problem: Problem, out: Tensor, report: Report, todo: Tensor) -> Tensor:
     """Elements whose keys, weights or alpha are not finite become NaN and leave the ladder."""
     if not todo.numel():
         return todo

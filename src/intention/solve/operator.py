@@ -122,6 +122,7 @@ class Operator:
         None  # tangents of the tensors -> of the answers
     )
     saves_answers: bool = True
+    whole: bool = False  # what is kept is one buffer of the whole batch, the last output: there is no report
     traced: Callable[..., tuple[Outputs, object]] | None = None  # in place of `solve`, where a graph has no second call
 
     count: int = field(init=False)  # of the tensors
@@ -268,37 +269,53 @@ def _register(op: Operator) -> None:
     """The compiled door. Not by `custom_op`: its wrapper takes twice the time of a small call, and no gradient can be
     taken inside it. A forward keeps what a backward needs only where a gradient can be asked for (`keep`); a backward
     without it solves again. A backward is told which gradients are asked for, and gives empty tensors for the others.
+
+    Where gradients are recorded, what a compiled program holds is `name_solved`, of which torch knows no derivative:
+    at every call of an operator that has one, torch looks for it in Python, a third of the time of a small call.
     """
-    solve, between = op.traced or op.solve, slice(op.answers, op.outputs - 1)
+    solve, between = op.traced or op.solve, slice(op.answers, op.outputs - (not op.whole))
 
     def forward(*args: Any) -> Outputs:
         outputs, _ = solve(*args)
         kept = outputs[between] if args[-1] else [outputs[0].new_empty(0) for _ in outputs[between]]
         return tuple(
-            x.contiguous() for x in (*outputs[: op.answers], *kept, outputs[-1])
+            x.contiguous() for x in (*outputs[: op.answers], *kept, *outputs[between.stop :])
         )  # inductor asserts on strides
 
     def fake(*args: Any) -> Outputs:
         torch_state.refuse_onnx()
         outputs = op.shapes(*args[:-1])
         kept = outputs[between] if args[-1] else [outputs[0].new_empty(0) for _ in outputs[between]]
-        return *outputs[: op.answers], *kept, outputs[-1]
+        return *outputs[: op.answers], *kept, *outputs[between.stop :]
 
-    def setup(ctx: Kept, inputs: Options, output: Outputs) -> None:
-        ctx.options = inputs[op.count : -1]
-        ctx.save_for_backward(*inputs[: op.count], *op.kept(output))
+    class Recorded(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Kept, *args: Any) -> Outputs:
+            with torch._C._AutoDispatchBelowAutograd():
+                output = getattr(torch.ops.intention, f"{op.name}_solved")(*args)
+            ctx.options = args[op.count : -1]
+            ctx.save_for_backward(*args[: op.count], *op.kept(output))
+            ctx.mark_non_differentiable(*output[op.answers :])
+            return output
 
-    def grad(ctx: Kept, *grads: Opt) -> tuple[Opt, ...]:
-        tensors, kept = _split(op, ctx.saved_tensors)
-        needs = _needed(ctx, tensors)
-        found = _backward_operator(op, grads[: op.answers], tensors, kept, ctx.options, needs)
-        return *found, *(None,) * (len(ctx.options) + 1)
+        @staticmethod
+        def backward(ctx: Kept, *grads: Opt) -> tuple[Opt, ...]:
+            tensors, kept = _split(op, ctx.saved_tensors)
+            needs = _needed(ctx, tensors)
+            found = _backward_operator(op, grads[: op.answers], tensors, kept, ctx.options, needs)
+            return *found, *(None,) * (len(ctx.options) + 1)
+
+    def recorded(*args: Any) -> Outputs:
+        if asked(*args[: op.count]):
+            return Recorded.apply(*args)
+        with torch._C._AutoDispatchBelowAutograd():
+            return getattr(torch.ops.intention, op.name)(*args)
 
     def backward(*args: Any) -> Outputs:
         grads, tensors, needs = args[: op.answers], args[op.answers : op.answers + op.count], args[-1]
         kept, options = args[op.answers + op.count : ends], args[ends:-1]
         seen = None
-        if op.outputs - op.answers > 1 and not kept[-2].numel():
+        if op.outputs - op.answers > (not op.whole) and not kept[-1 if op.whole else -2].numel():
             outputs, seen = solve(*tensors, *options, True)
             kept = op.kept(outputs)
         found = op.pull(grads, Saved(tensors, options, kept, seen), needs)
@@ -317,19 +334,35 @@ def _register(op: Operator) -> None:
     given = ", ".join(
         [*(f"Tensor grad{i}" for i in range(op.answers)), tensors, *(f"Tensor kept{i}" for i in range(saved))]
     )
-    define(op.name, f"({tensors}{options}, bool keep) -> {_tuple(op.outputs)}", forward, fake)
-    define(f"{op.name}_backward", f"({given}{options}, bool[] needs) -> {_tuple(op.count)}", backward, backward_fake)
-    register_autograd(f"intention::{op.name}", grad, setup_context=setup, lib=_library)
+    schema = f"({tensors}{options}, bool keep) -> {_tuple(op.outputs)}"
+    define(op.name, schema, forward, fake)
+    define(f"{op.name}_solved", schema, forward, fake)
+    define(
+        f"{op.name}_backward",
+        f"({given}{options}, bool[] needs) -> {_tuple(op.count)}",
+        backward,
+        backward_fake,
+        forgotten=ends - 1 if op.whole else None,
+    )
+    _library.impl(op.name, recorded, "Autograd")
 
 
 def define(
-    name: str, schema: str, implementation: Call, fake: Call, batched: Call | None = None, grad: Call | None = None
+    name: str,
+    schema: str,
+    implementation: Call,
+    fake: Call,
+    batched: Call | None = None,
+    grad: Call | None = None,
+    forgotten: int | None = None,
 ) -> None:
-    """A custom operator by itself, without an eager door."""
+    """A custom operator by itself, without an eager door. `forgotten`: an argument that torch.vmap cannot take."""
     _library.define(name + schema)
     _library.impl(name, implementation, "CompositeExplicitAutograd")
     register_fake(f"intention::{name}", fake, lib=_library)
-    register_vmap(f"intention::{name}", batched or _batched(getattr(torch.ops.intention, name)), lib=_library)
+    register_vmap(
+        f"intention::{name}", batched or _batched(getattr(torch.ops.intention, name), forgotten), lib=_library
+    )
     if grad is not None:
         register_autograd(f"intention::{name}", grad, lib=_library)
 
@@ -338,9 +371,12 @@ def _tuple(size: int) -> str:
     return f"({', '.join(['Tensor'] * size)})"
 
 
-def _batched(call: Callable[..., Outputs]) -> Call:
-    def rule(info: Batch, in_dims: Dims, *args: object) -> tuple[Outputs, Dims]:
-        out = call(*(gather_batch(a, d, info.batch_size) for a, d in zip(args, in_dims, strict=True)))
+def _batched(call: Callable[..., Outputs], forgotten: int | None) -> Call:
+    def rule(info: Batch, in_dims: Dims, *args: Any) -> tuple[Outputs, Dims]:
+        given = [gather_batch(a, d, info.batch_size) for a, d in zip(args, in_dims, strict=True)]
+        if forgotten is not None:
+            given[forgotten] = args[0].new_empty(0)
+        out = call(*given)
         return tuple(scatter_batch(x, info.batch_size) if x.numel() else x for x in out), tuple(
             0 if x.numel() else None for x in out
         )

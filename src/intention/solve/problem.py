@@ -9,15 +9,16 @@ with K~ = sqrt(w) K and V~ = sqrt(w) V. c is 1 for the ridge covariance and 1 - 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, overload
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from intention.solve.centring import without_rounding
-from intention.solve.factor import Factor, cholesky, mm, orthogonal, pseudo, solve, wants_inverse
+from intention.solve.factor import Factor, factored, mm, solve, wants_inverse
 
 Invert = Callable[[Tensor], Tensor]  # b -> Sigma^-1 b
+MaybeTensor = TypeVar("MaybeTensor", Tensor, Tensor | None)
 
 
 class Plan(NamedTuple):
@@ -42,6 +43,15 @@ class Problem(NamedTuple):
     alpha: Tensor  # (B,)
     gain: Tensor | None  # (B,)
 
+    @staticmethod
+    def of_points(rows: Tensor, key: Tensor, weight: Tensor | None, alpha: Tensor, gain: Tensor | None) -> Problem:
+        """Without values: rows Sigma^-1 is asked for, not a fit."""
+        return Problem(rows, key, key.narrow(-1, 0, 0), weight, alpha, gain)
+
+    def points(self) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor | None]:
+        """All but the values."""
+        return self.query, self.key, self.weight, self.alpha, self.gain
+
     def expanded(self) -> Problem:
         """One flat batch in which every element has its own keys and values."""
         query, key, value, weight, alpha, gain = self
@@ -55,15 +65,7 @@ class Problem(NamedTuple):
 
     def take(self, index: Tensor | None, dtype: torch.dtype) -> Problem:
         """The elements `index` (None: all of them) in another precision."""
-        query, key, value, weight, alpha, gain = self
-        return Problem(
-            pick(query, index, dtype),
-            pick(key, index, dtype),
-            pick(value, index, dtype),
-            pick(weight, index, dtype),
-            pick(alpha, index, dtype),
-            pick(gain, index, dtype),
-        )
+        return Problem._make(pick(x, index, dtype) for x in self)
 
     def centred(self) -> tuple[Problem, Tensor, Tensor, Tensor]:
         """Subtract the weighted means: (centred problem, mean of values, each point's share, total weight).
@@ -141,33 +143,20 @@ class Fit(NamedTuple):
         )
 
 
-@overload
-def pick(x: Tensor, index: Tensor | None, dtype: torch.dtype) -> Tensor: ...
-@overload
-def pick(x: None, index: Tensor | None, dtype: torch.dtype) -> None: ...
-@overload
-def pick(x: Tensor | None, index: Tensor | None, dtype: torch.dtype) -> Tensor | None: ...
-def pick(x: Tensor | None, index: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    if x is None:
-        return None
-    return (x if index is None else x[index]).to(dtype)
+def pick(x: MaybeTensor, index: Tensor | None, dtype: torch.dtype) -> MaybeTensor:
+    """The elements `index` (None: all of them) in another precision."""
+    return x if x is None else (x if index is None else x[index]).to(dtype)
 
 
-def fit(problem: Problem, plan: Plan, method: str, rtol: float = 0.0) -> Fit:
-    """Solve by "cholesky", "qr" or "pinv" (which drops singular values below `rtol` where alpha = 0)."""
+def fit(problem: Problem, plan: Plan, method: str) -> Fit:
+    """Solve by "qr", "pinv" or Cholesky, as `factored` does."""
     mean_value = None
     if plan.intercept:
         problem, mean_value, _, _ = problem.centred()
     key, target = problem.weighted()
     x = key.mT if plan.dual else key
     rhs = target if plan.dual else mm(x.mT, target)
-    inverse = wants_inverse(x.shape[-1], rhs.shape[-1])
-    if method == "cholesky":
-        factor = cholesky(x, problem.alpha, problem.gain, inverse)
-    elif method == "qr":
-        factor = orthogonal(x, problem.alpha, problem.gain)
-    else:
-        factor = pseudo(x, problem.alpha, problem.gain, rtol)
+    factor = factored(method, x, problem.alpha, problem.gain, wants_inverse(x.shape[-1], rhs.shape[-1]))
     return Fit(problem, mean_value, x, target, solve(factor, rhs), factor)
 
 

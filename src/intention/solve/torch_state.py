@@ -1,14 +1,16 @@
-"""What torch is doing around a call: is it recorded, transformed, compiled, in autocast."""
+"""What torch is doing around a call: is it recorded, transformed, compiled, in autocast; what can be kept of it."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar, overload
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+
+T = TypeVar("T")
 
 # Private to torch but used by autograd.Function itself; without it every call takes the slower, always right way.
 _transforms_active: Callable[[], bool] = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
@@ -99,3 +101,27 @@ def sum_neighbours(x: Tensor | None, times: int) -> Tensor | None:
     if x is None or times <= 1:
         return x
     return x.reshape(-1, times, *x.shape[1:]).sum(1)
+
+
+class lazy(Generic[T]):
+    """A property computed once: the first look calls the function, later ones find its result in the instance.
+
+    functools.cached_property holds a lock before Python 3.12, where torch.compile stops; and what was computed under
+    no_grad must not be handed out where a gradient is wanted.
+    """
+
+    def __init__(self, function: Callable[[Any], T]) -> None:
+        self.function, self.name, self.__doc__ = function, function.__name__, function.__doc__
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> lazy[T]: ...
+    @overload
+    def __get__(self, instance: object, owner: type) -> T: ...
+    def __get__(self, instance: object, owner: type) -> T | lazy[T]:
+        if instance is None:
+            return self
+        # under this name Python finds it without coming here; it serves no_grad, too, but not the other way round
+        name = self.name if torch.is_grad_enabled() else f"{self.name} without gradient"
+        if name not in instance.__dict__:
+            instance.__dict__[name] = self.function(instance)
+        return instance.__dict__[name]

@@ -260,6 +260,18 @@ def test_the_first_tokens_are_as_exact_as_the_later_ones(d: int, kind: str) -> N
         assert float(((got.double() - want).norm(dim=-1) / size).max()) < 1e-5
 
 
+@pytest.mark.parametrize("seed", [0, 1, 10])
+def test_keys_that_come_back_cost_the_first_tokens_little(seed: int) -> None:
+    """The hardest case above, in its worst draws: q E cancels, and in float one long sum rounds too much."""
+    torch.manual_seed(seed)
+    query, key, value = torch.randn(2, 300, 64), torch.randn(2, 300, 64), torch.randn(2, 300, 3)
+    key = torch.randn(2, 300, 2) @ torch.randn(2, 2, 64) + 1e-3 * key
+    got = causal_intention(query, key, value, alpha=10.0)
+    want = causal_intention(query.double(), key.double(), value.double(), alpha=10.0)
+    size = want.norm(dim=-1).clamp_min(float(want.norm(dim=-1).mean()))
+    assert float(((got.double() - want).norm(dim=-1) / size).max()) < 8e-6
+
+
 @pytest.mark.parametrize("at", [17, 40, 95])
 def test_the_precision_of_the_first_tokens_is_their_own(at: int) -> None:
     """A large key makes the first chunk one for double; blocks before it stay what they are, bit for bit."""

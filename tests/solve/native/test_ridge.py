@@ -316,9 +316,9 @@ def test_rows_times_the_inverse(shape, dtype, monkeypatch):
     n, m, d = shape
     for weight, gain in itertools.product((False, True), repeat=2):
         p = make((n, m, d, 1), dtype, weight, gain, 6)
-        points = rows.Points(p.query, p.key[:2], p.weight, p.alpha, p.gain)
+        points = Problem.of_points(p.query, p.key[:2], p.weight, p.alpha, p.gain)
         inverse = wants_inverse(d, m)
-        ours, plain = rows.transform_rows(*points, None, None, "auto", inverse, False)
+        ours, plain = rows.transform_rows(*points.points(), None, None, "auto", inverse, False)
         assert plain
         grad = torch.ones_like(p.query)
         with torch.no_grad():
@@ -326,7 +326,7 @@ def test_rows_times_the_inverse(shape, dtype, monkeypatch):
             with monkeypatch.context() as patch:
                 patch.setattr(native_rows, "forward", lambda *_: None)
                 patch.setattr(native_rows, "backward", lambda *_: None)
-                torchs, plain = rows.transform_rows(*points, None, None, "auto", inverse, False)
+                torchs, plain = rows.transform_rows(*points.points(), None, None, "auto", inverse, False)
                 factor = Factored(*torchs[1:], plain)
                 expected = transform._pulled(grad, points, torchs[0], factor, "auto", inverse)
         for a, b in zip((*ours, *pulled), (*torchs, *expected), strict=True):

@@ -41,7 +41,6 @@ from intention.solve.operator import Note, Operator, Saved
 from intention.solve.problem import Plan, Problem
 from intention.solve.ridge.ridge import ridge
 from intention.solve.torch_state import compiling, eager, gradient_free
-from intention.solve.transform.rows import Points
 from intention.solve.transform.transform import transform
 
 # How a sequence was solved. STEEP: in chunks, but gradients of its weights and alpha need pairs of tokens.
@@ -226,8 +225,7 @@ def _query_by_query(nine: Nine) -> tuple[Tensor, Report]:
 
     def solve(part: Problem) -> tuple[Tensor, Report]:
         if tokens.value is None:
-            points = Points(part.query, part.expanded().key, part.weight, part.alpha, part.gain)
-            out, packed = transform(points, "auto")
+            out, packed = transform(part.expanded(), "auto")
             return out, unpack(packed)
         out, packed = ridge(part, Plan(dual, False, 1.0), "auto")
         return out, unpack(packed)

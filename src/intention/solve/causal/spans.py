@@ -87,7 +87,7 @@ def pull_causal(grad: Tensor, tokens: Tokens) -> Tokens:
     steep = tokens.value is None and _steep(tokens)
     if not steep and (found := native.backward(grad, *tokens)) is not None:
         pulled = Pulled._make(found[:6])  # without weights their gradient is not asked for
-        return _grads([pulled], Later(found.cross, found.gram), tokens)
+        return _grads([pulled], None if found.gram is None else Later(found.cross, found.gram), tokens)
     if not (tokens.key.shape[0] and tokens.key.shape[1]):
         return Tokens._make(None if x is None else torch.zeros_like(x) for x in tokens)
     parts = [_pull_group(grad[group], _sequences(tokens, group)) for group in _groups(tokens)]
@@ -212,8 +212,8 @@ def _nothing(tokens: Tokens) -> Later:
     return Later(None if tokens.value is None else zeros[..., d:], zeros[..., :d])
 
 
-def _grads(pulled: list[Pulled], later: Later, tokens: Tokens) -> Tokens:
-    """The gradients of spans as those of the call."""
+def _grads(pulled: list[Pulled], later: Later | None, tokens: Tokens) -> Tokens:
+    """The gradients of spans as those of the call; `later` is asked for where there is a state."""
 
     def joined(name: str) -> Tensor | None:
         parts = [getattr(part, name) for part in pulled]
@@ -221,11 +221,11 @@ def _grads(pulled: list[Pulled], later: Later, tokens: Tokens) -> Tokens:
 
     alpha, gain = (torch.stack([getattr(part, name) for part in pulled]).sum(0) for name in ("alpha", "gain"))
     gram = cross = None
-    if tokens.gram is not None:
+    if tokens.gram is not None and later is not None:
         gain = gain - (tokens.gram * later.gram).sum((1, 2))
         share = -1.0 if tokens.gain is None else -tokens.gain.view(-1, 1, 1)
         gram = (share * later.gram).to(tokens.gram.dtype)
-    if tokens.cross is not None and later.cross is not None:
+    if tokens.cross is not None and later is not None and later.cross is not None:
         cross = later.cross.to(tokens.cross.dtype)
     query, key = joined("query"), joined("key")
     assert query is not None

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from intention import _checks as checks
 from intention.solve.factor import inverse_of_lower
-from intention.solve.ladder import PINV, PRIMAL, Report, pack, screen, warn_inaccurate
+from intention.solve.ladder import PINV, PRIMAL, Report, pack, screen, unpack, warn_inaccurate
 from intention.solve.operator import Operator, Saved
 
 EPS = torch.finfo(torch.float64).eps
@@ -57,8 +57,7 @@ def inverse(
         return None if x is None else x.expand((*lead, *own)).reshape(batch, *own)
 
     out, logdet, packed = INVERSE(flat(matrix, n, n), flat(weight, n), flat(alpha), flat(gain), quiet, rounding)
-    report = Report(*(x.reshape(lead) for x in packed.unbind(-1)))
-    return out.reshape(*lead, n, n), logdet.reshape(lead), report
+    return out.reshape(*lead, n, n), logdet.reshape(lead), unpack(packed.reshape(*lead, 3))
 
 
 def inverse_batch(

@@ -14,7 +14,7 @@ from intention.solve.problem import Plan
 
 # `status`, as in arguments.h: the worst of all elements
 PLAIN, SOME_REFINED, SOME_LEFT = range(3)
-_COMMON = "12q 4d 12q 6q 2q"
+_COMMON = "12q 4d 12q 8q 2q"
 FORWARD = struct.Struct(_COMMON + "2q")
 BACKWARD = struct.Struct(_COMMON + "2q 1q 4q 7q")
 _DTYPES = (torch.float32, torch.float64)
@@ -105,5 +105,6 @@ def call(
     gain, g = _per_element(gain)
     sizes = dtype == torch.float64, torch.get_num_threads(), batch, inner, times, points, queries, features, columns
     limits = LIMITS[dtype, plan.dual]
-    numbers = (*sizes, plan.dual, plan.intercept, inverse, plan.scale, *limits, *q, *k, *v, *w, *a, *g)
+    everyone = 0, 0  # no mask: all points are there
+    numbers = (*sizes, plan.dual, plan.intercept, inverse, plan.scale, *limits, *q, *k, *v, *w, *a, *g, *everyone)
     return Call(numbers, (query, key, value, weight, alpha, gain))

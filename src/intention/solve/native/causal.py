@@ -25,8 +25,8 @@ class Pulled(NamedTuple):
     weight: Tensor | None
     alpha: Tensor  # (B,), float64
     gain: Tensor  # (B,), float64
-    gram: Tensor  # (B, d, d), float64
-    cross: Tensor  # (B, d, k), float64
+    gram: Tensor | None  # (B, d, d), float64; None without a state
+    cross: Tensor | None  # (B, d, k), float64
 
 
 def forward(*tokens: Tensor | None) -> tuple[Tensor, Tensor, bool] | None:
@@ -48,7 +48,7 @@ def forward(*tokens: Tensor | None) -> tuple[Tensor, Tensor, bool] | None:
 def backward(grad: Tensor, *tokens: Tensor | None) -> Pulled | None:
     """First-order gradients, in the precisions of the forward."""
     call = kernel("intention_causal_backward")
-    query, key, value, weight = tokens[:4]
+    query, key, value, weight, _, _, gram, _ = tokens
     assert query is not None
     assert key is not None
     if call is None or not readable(grad, key.dtype) or (given := _given(tokens)) is None:
@@ -63,8 +63,8 @@ def backward(grad: Tensor, *tokens: Tensor | None) -> Pulled | None:
         None if weight is None else weight.new_empty(weight.shape),
         key.new_empty(batch, dtype=wide),
         key.new_empty(batch, dtype=wide),
-        key.new_zeros(batch, d, d, dtype=wide),
-        key.new_zeros(batch, d, k, dtype=wide),
+        None if gram is None else key.new_zeros(batch, d, d, dtype=wide),
+        None if gram is None else key.new_zeros(batch, d, k, dtype=wide),
     )
     call(_BLOCK.pack(*given.numbers(grad), 0, 0, 0, 0, *map(pointer, found)))
     return found

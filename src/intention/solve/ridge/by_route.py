@@ -9,6 +9,7 @@ from intention import _checks as checks
 from intention.solve.factor import LIMITS, Factor, solve, wants_inverse
 from intention.solve.ladder import (
     FLOAT64,
+    METHODS,
     PINV,
     PRIMAL,
     QR,
@@ -19,7 +20,6 @@ from intention.solve.ladder import (
     has_float64,
     pack,
     redo_problem,
-    redo_rtol,
     screen,
     served_all,
     unpack,
@@ -30,7 +30,6 @@ from intention.solve.problem import Fit, Grads, Needs, Plan, Problem, fit, pick,
 from intention.solve.ridge.gradients import Mode, pullback
 from intention.solve.torch_state import sum_neighbours, unobserved
 
-METHODS = {"primal": "cholesky", "dual": "cholesky", "float64": "cholesky", "qr": "qr", "pinv": "pinv"}
 # alpha's gradient is made again in float64 where it is smaller than this times the root sum of squares of its terms
 CANCELLED = 0.1
 # At the conditions of an SVD one step leaves too much of V - KW wrong, which a key's gradient multiplies by Z.
@@ -88,7 +87,7 @@ def _named(problem: Problem, plan: Plan, solver: str) -> tuple[Tensor, Fit, Tens
     dtype = problem.query.dtype
     if solver == "float64":
         problem = problem.take(None, torch.float64)
-    fitted = fit(problem, plan, METHODS[solver], max(problem.key.shape[1:]) * torch.finfo(dtype).eps)
+    fitted = fit(problem, plan, solver)
     size = None
     if solver in _NAMED_ROUTE:
         fitted, size = refine(fitted, plan)
@@ -263,8 +262,7 @@ def _redo(
         factor, coef = Factor(pick(matrix, index, dtype), inverse, matrix), pick(coef, index, dtype)
     else:
         sub = redo_problem(problem, index, code)
-        method = {FLOAT64: "cholesky", PINV: "pinv", QR: "qr"}[code]
-        fitted = fit(sub, plan, method, redo_rtol(problem))
+        fitted = fit(sub, plan, METHODS[code])
         for _ in range(STEPS_OF_SVD if code == PINV else 1):
             fitted, _ = refine(fitted, plan)
         factor, coef = fitted.factor, fitted.coef

@@ -1,4 +1,4 @@
-"""The plain call: there are no weights, alpha is a number or has no gradient, and the compiled kernels answer.
+"""The plain call: no weights, alpha is a number or has no gradient, and the kernels answer. Points may be masked.
 
 What such a call has to know follows from shapes and strides, and is worked out once for each of them: a small batch
 takes the kernels less time than it takes to look at its tensors. Everything else goes the way of `ridge`.
@@ -9,21 +9,23 @@ from __future__ import annotations
 import array
 import functools
 import math
-from typing import NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from intention.solve.factor import LIMITS, wants_inverse
 from intention.solve.native.call import BACKWARD, FORWARD, LARGEST, PLAIN, SOME_LEFT, described, readable
-from intention.solve.native.library import kernel
-from intention.solve.operator import Door, no_autocast
+from intention.solve.native.library import available, kernel
+from intention.solve.operator import Door, Kept, Operator, Options, Saved, no_autocast
 from intention.solve.problem import Grads, Needs, Plan, Problem
-from intention.solve.ridge.by_route import backward_batch
+from intention.solve.ridge.by_route import backward_batch, solve_batch
 from intention.solve.ridge.ridge import differentiable
-from intention.solve.torch_state import Ctx, forward_mode, transformed, unobserved
+from intention.solve.torch_state import forward_mode, transformed, unobserved
 
 _TYPES = (Tensor, torch.nn.Parameter)
+_DTYPES = (torch.float32, torch.float64)
 _LARGEST_ALPHA = 1e38  # that float32 can hold
 
 
@@ -60,7 +62,7 @@ def _layout(
         return None
     dual, batch = points < features, math.prod(lead)
     size = points if dual else features
-    if size > LARGEST or dtype not in (torch.float32, torch.float64):
+    if size > LARGEST or dtype not in _DTYPES:
         return None
     inner, inverse = lead[1] if len(lead) == 2 else 1, wants_inverse(size, columns)
     told = (dtype == torch.float64, threads, batch, inner, 1, points, queries, features, columns)
@@ -105,20 +107,28 @@ def _number(alpha: float, dtype: torch.dtype) -> Regulariser:
     return Regulariser((cell.buffer_info()[0], 0, 0, 0), cell)
 
 
-class Setting(NamedTuple):
-    alpha: float
-    intercept: bool
-    scale: float
-    plain: bool  # the factor alone served all elements
+def _fits(keep: Tensor, key: Tensor) -> bool:
+    """Whether it broadcasts to the points (..., N)."""
+    wanted = key.shape[:-1]
+    if keep.dtype != torch.bool or not (keep.is_cpu and 1 <= keep.dim() <= len(wanted)):
+        return False
+    return all(have in (1, want) for have, want in zip(keep.shape[::-1], wanted[::-1], strict=False))
+
+
+def _kept(keep: Tensor, key: Tensor) -> Tensor | None:
+    """One byte for each point of each element (..., N)."""
+    return keep.expand(key.shape[:-1]).contiguous() if readable(keep, torch.bool) and _fits(keep, key) else None
 
 
 class Found(NamedTuple):
     out: Tensor
     kept: Tensor
-    setting: Setting
+    plain: bool  # the factor alone served all elements
 
 
 def _looked_at(query: Tensor, key: Tensor, value: Tensor, intercept: bool) -> Layout | None:
+    if not (type(query) in _TYPES and type(key) in _TYPES and type(value) in _TYPES):
+        return None
     dtype = query.dtype
     if not (key.dtype is dtype and value.dtype is dtype and query.is_cpu and key.is_cpu and value.is_cpu):
         return None
@@ -129,42 +139,67 @@ def _looked_at(query: Tensor, key: Tensor, value: Tensor, intercept: bool) -> La
 
 
 def plain(
-    query: Tensor, key: Tensor, value: Tensor, alpha: float | Tensor, convex: bool, intercept: bool, scale: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    keep: Tensor | None,
+    alpha: float | Tensor,
+    convex: bool,
+    intercept: bool,
+    scale: float,
 ) -> Tensor | None:
     """The answer (..., M, k); None where another way must be taken: whatever may be wrong is looked at there.
 
-    A number alpha >= 0 is checked. Elements that need the SVD are few, and are solved again with all others.
+    `keep` (bool) broadcasts to (..., N): False = the point is not there. A number alpha >= 0 is checked. Elements that
+    need the SVD are few, and are solved again with all others.
     """
-    if torch.compiler.is_compiling() or torch._C._is_tracing():
+    if torch.compiler.is_compiling():
+        if isinstance(alpha, Tensor) or convex or not _serves(query, key, value, keep, intercept):
+            return None
+        keep = None if keep is None else keep.expand(key.shape[:-1])
+        return ANSWERED(query, key, value, keep, alpha, intercept, scale)[0]
+    if torch._C._is_tracing() or transformed() or forward_mode():
         return None
-    if not (type(query) in _TYPES and type(key) in _TYPES and type(value) in _TYPES):
-        return None
+    pulled = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
+    found = _answer(query, key, value, keep, alpha, convex, intercept, scale, pulled)
+    if found is None or not pulled:
+        return None if found is None else found.out
+    return Plain.apply(query, key, value, keep, found, (alpha, intercept, scale))
+
+
+def _answer(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    keep: Tensor | None,
+    alpha: float | Tensor,
+    convex: bool,
+    intercept: bool,
+    scale: float,
+    pulled: bool,
+) -> Found | None:
     layout = _looked_at(query, key, value, intercept)
-    if layout is None or (function := kernel("intention_ridge_forward")) is None or transformed() or forward_mode():
+    if layout is None or (function := kernel("intention_ridge_forward")) is None:
         return None
-    keep = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
-    told = _regulariser(alpha, convex, query.dtype, layout, keep)
+    told = _regulariser(alpha, convex, query.dtype, layout, pulled)
     if told is None:
         return None
-    out, kept = query.new_empty(layout.out), query.new_empty(layout.kept if keep else 3 * layout.batch)
-    at, (coef, matrix) = kept.data_ptr(), layout.ends
-    ends = (at + coef, at + matrix, out.data_ptr(), at) if keep else (0, 0, out.data_ptr(), at)
-    status = function(FORWARD.pack(*_block(layout, query, key, value, told.numbers, scale), *ends))
-    if status == SOME_LEFT:
+    if keep is not None and (intercept or (keep := _kept(keep, key)) is None):
         return None
-    if not keep:
-        return out
-    assert not isinstance(alpha, Tensor)
-    return Plain.apply(query, key, value, Found(out, kept, Setting(alpha, intercept, scale, status == PLAIN)))
+    out, kept = query.new_empty(layout.out), query.new_empty(layout.kept if pulled else 3 * layout.batch)
+    at, (coef, matrix) = kept.data_ptr(), layout.ends
+    ends = (at + coef, at + matrix, out.data_ptr(), at) if pulled else (0, 0, out.data_ptr(), at)
+    status = function(FORWARD.pack(*_block(layout, query, key, value, keep, told.numbers, scale), *ends))
+    return None if status == SOME_LEFT else Found(out, kept, status == PLAIN)
 
 
 def _regulariser(
-    alpha: float | Tensor, convex: bool, dtype: torch.dtype, layout: Layout, keep: bool
+    alpha: float | Tensor, convex: bool, dtype: torch.dtype, layout: Layout, pulled: bool
 ) -> Regulariser | None:
     if not isinstance(alpha, Tensor):
         return None if convex or alpha > _LARGEST_ALPHA else _number(alpha, dtype)
     lead = layout.out[:-2]
-    if keep or not readable(alpha, dtype) or (alpha.requires_grad and torch.is_grad_enabled()):
+    if pulled or not readable(alpha, dtype) or (alpha.requires_grad and torch.is_grad_enabled()):
         return None
     if alpha.shape not in (lead[-1:], ()):
         return None
@@ -175,79 +210,147 @@ def _regulariser(
 
 
 def _block(
-    layout: Layout, query: Tensor, key: Tensor, value: Tensor, told: tuple[int, ...], scale: float
+    layout: Layout, query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, told: tuple[int, ...], scale: float
 ) -> tuple[float, ...]:
     q, k, v = query.data_ptr(), key.data_ptr(), value.data_ptr()
+    there = (0, 0) if keep is None else (keep.data_ptr(), keep.shape[-1])
     return (
-        *layout.sizes, scale, *layout.limits, q, *layout.query, k, *layout.key, v, *layout.value, 0, 0, *told
+        *layout.sizes, scale, *layout.limits, q, *layout.query, k, *layout.key, v, *layout.value, 0, 0, *told, *there
     )  # fmt: skip
 
 
-class Kept(Ctx, Protocol):
-    setting: Setting
-
-
 class Plain(Door):
-    """The door of a plain call, which nothing transforms."""
+    """The eager door: that of an operator without what a plain call never needs, a tenth of the time of a small one."""
 
     @staticmethod
-    def forward(query: Tensor, key: Tensor, value: Tensor, found: Found) -> Tensor:
+    def forward(
+        query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, found: Found, options: Options
+    ) -> Tensor:
         return found.out
 
     @staticmethod
-    def setup_context(ctx: Kept, inputs: tuple[Tensor, Tensor, Tensor, Found], output: Tensor) -> None:
-        query, key, value, found = inputs
-        ctx.setting = found.setting
-        ctx.save_for_backward(query, key, value, found.kept)
+    def setup_context(ctx: Kept, inputs: tuple[Any, ...], output: Tensor) -> None:
+        *tensors, found, ctx.options = inputs
+        ctx.seen = found.plain
+        ctx.save_for_backward(*tensors, found.kept)
 
     @staticmethod
     def backward(ctx: Kept, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, kept = ctx.saved_tensors
-        pulled = None
-        if unobserved():
-            pulled = _pulled(grads[0], query, key, value, kept, ctx.setting, ctx.needs_input_grad)
-        if pulled is None:
-            pulled = _otherwise(grads[0], query, key, value, kept, ctx.setting, ctx.needs_input_grad)
-        return *pulled[:3], None
+        *tensors, kept = ctx.saved_tensors
+        pull = _pull if unobserved() else ANSWERED.differentiable
+        saved = Saved(tuple(tensors), ctx.options, (kept,), ctx.seen)
+        return *pull(grads, saved, ctx.needs_input_grad[:4]), None, None
 
 
-def _pulled(
-    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, kept: Tensor, setting: Setting, needs: tuple[bool, ...]
-) -> tuple[Tensor | None, ...] | None:
-    """By the compiled kernel; None where memory cannot be read as it is."""
-    function, layout = kernel("intention_ridge_backward"), _looked_at(query, key, value, setting.intercept)
+def _serves(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, intercept: bool) -> bool:
+    """What a graph must know before there are values."""
+    lead, dtype = query.shape[:-2], query.dtype
+    if not (lead == key.shape[:-2] == value.shape[:-2] and dtype == key.dtype == value.dtype and len(lead)):
+        return False
+    if key.shape[-1] != query.shape[-1] or key.shape[-2] != value.shape[-2] or 0 in query.shape or 0 in value.shape:
+        return False
+    if keep is not None and (intercept or not _fits(keep, key)):
+        return False
+    return query.is_cpu and key.is_cpu and value.is_cpu and dtype in _DTYPES and available()
+
+
+def _solve(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    keep: Tensor | None,
+    alpha: float,
+    intercept: bool,
+    scale: float,
+    pulled: bool,
+) -> tuple[tuple[Tensor, Tensor], bool]:
+    found = _answer(query, key, value, keep, alpha, False, intercept, scale, pulled)
+    if found is not None:
+        return (found.out, found.kept), found.plain
+    problem, plan = _long(query, key, value, keep, alpha, intercept, scale)
+    (out, *kept), served = solve_batch(problem, plan, "auto", pulled)
+    return (out, torch.cat([x.flatten() for x in (kept[-1], *kept[:-1])])), served
+
+
+def _long(*args: Any) -> tuple[Problem, Plan]:
+    """What `ridge` makes of it; the kernels fill in zeros for masked points by themselves."""
+    query, key, value, keep, alpha, intercept, scale = args
+    key, value = _zeroed(keep, key, value)
+    number = key.new_full((math.prod(query.shape[:-2]),), alpha)
+    return Problem(query, key, value, None, number, None), Plan(key.shape[-2] < key.shape[-1], intercept, scale)
+
+
+def _zeroed(keep: Tensor | None, *points: Tensor | None) -> list[Any]:
+    return [x if x is None or keep is None else torch.where(keep.unsqueeze(-1), x, 0.0) for x in points]
+
+
+def _shapes(query: Tensor, key: Tensor, value: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+    (points, features), columns = key.shape[-2:], value.shape[-1]
+    size = points if points < features else features
+    kept = math.prod(query.shape[:-2]) * (3 + size * columns + size * size)
+    return query.new_empty(*query.shape[:-1], columns), query.new_empty(kept)
+
+
+def _pull(grads: Sequence[Tensor | None], saved: Any, needs: Sequence[bool]) -> Sequence[Tensor | None]:
+    """By the compiled kernel, or where memory cannot be read as it is by the way of `ridge`."""
+    (grad,), (query, key, value, keep), (alpha, intercept, scale), (kept,), _ = grads, *saved
+    assert grad is not None
+    function, layout = kernel("intention_ridge_backward"), _looked_at(query, key, value, intercept)
     if function is None or layout is None or not (readable(grad, query.dtype) and readable(kept, query.dtype)):
-        return None
+        return _pulled_by_ridge(grad, saved, needs)
+    if keep is not None and (keep := _kept(keep, key)) is None:
+        return _pulled_by_ridge(grad, saved, needs)
     try:
         grad, g = described(grad)
     except RuntimeError:  # torch.autograd.grad(is_grads_batched=True): a tensor without memory of its own
-        return None
-    found: list[Tensor | None] = [None, None, None]
+        return _pulled_by_ridge(grad, saved, needs)
+    found: list[Tensor | None] = [None] * 4
     ends = [0, 0, 0]
     for i, x in enumerate((query, key, value)):
         if needs[i]:
             found[i] = to = torch.empty_like(x) if layout.dense else x.new_empty(x.shape)
             ends[i] = to.data_ptr()
     at, (coef, matrix) = kept.data_ptr(), layout.ends
-    route = (0, 0) if setting.plain else (at, 3)
-    told = _number(setting.alpha, query.dtype)
-    block = _block(layout, query, key, value, told.numbers, setting.scale)
-    function(BACKWARD.pack(*block, at + coef, at + matrix, *route, 0, *g, *ends, 0, 0, 0, 0))
-    return tuple(found)
+    route = (0, 0) if saved.seen else (at, 3)
+    block = _block(layout, query, key, value, keep, _number(alpha, query.dtype).numbers, scale)
+    status = function(BACKWARD.pack(*block, at + coef, at + matrix, *route, 0, *g, *ends, 0, 0, 0, 0))
+    return found if status != SOME_LEFT else _pulled_by_ridge(grad, saved, needs)
 
 
 @no_autocast
-def _otherwise(
-    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, kept: Tensor, setting: Setting, needs: tuple[bool, ...]
-) -> Grads:
-    """By the ways of `ridge`: derivatives of the gradients are asked for, or they come in a batch."""
-    lead, (points, features), columns = query.shape[:-2], key.shape[-2:], value.shape[-1]
-    batch, dual = math.prod(lead), points < features
-    size = points if dual else features
-    packed, coef, matrix = kept.split([3 * batch, batch * size * columns, batch * size * size])
-    problem = Problem(query, key, value, None, key.new_full((batch,), setting.alpha), None)
-    plan, asked = Plan(dual, setting.intercept, setting.scale), Needs(needs[0], needs[1], needs[2], False, False, False)
-    if torch.is_grad_enabled():
-        return differentiable(grad, problem, setting.plain, plan, "auto", asked)
-    coef, matrix = coef.view(batch, size, columns), matrix.view(batch, size, size)
-    return backward_batch(grad, problem, coef, matrix, packed.view(batch, 3), setting.plain, plan, "auto", asked)
+def _pulled_by_ridge(grad: Tensor, saved: Saved, needs: Sequence[bool]) -> Sequence[Tensor | None]:
+    problem, plan = _long(*saved.tensors, *saved.options)
+    batch, columns = problem.alpha.shape[0], problem.value.shape[-1]
+    size = problem.key.shape[-2 if plan.dual else -1]
+    packed, coef, matrix = saved.outputs[0].split([3 * batch, batch * size * columns, batch * size * size])
+    coef, matrix, packed = coef.view(batch, size, columns), matrix.view(batch, size, size), packed.view(batch, 3)
+    asked = Needs._make((*needs, False, False))
+    return _masked(backward_batch(grad, problem, coef, matrix, packed, saved.seen, plan, "auto", asked), saved)
+
+
+def _differentiable(grads: Sequence[Tensor | None], saved: Saved, needs: Sequence[bool]) -> Sequence[Tensor | None]:
+    problem, plan = _long(*saved.tensors, *saved.options)
+    assert grads[0] is not None
+    asked = Needs._make((*needs, False, False))
+    return _masked(differentiable(grads[0], problem, bool(saved.seen), plan, "auto", asked), saved)
+
+
+def _masked(grads: Grads, saved: Saved) -> Sequence[Tensor | None]:
+    """Those of the operator's tensors: its mask, which has none, stands where a problem has weights."""
+    query, key, value, none = grads[:4]
+    return query, *_zeroed(saved.tensors[3], key, value), none
+
+
+ANSWERED = Operator(
+    "plain",
+    tensors="query key value mask?",
+    options="float alpha, bool intercept, float scale",
+    answers=1,
+    outputs=2,  # out; report, coefficients and factor in one buffer
+    solve=_solve,
+    shapes=_shapes,
+    pull=_pull,
+    differentiable=_differentiable,
+    saves_answers=False,
+    whole=True,
+)

@@ -12,14 +12,13 @@ import torch
 from torch import Tensor
 
 from intention import _checks as checks
-from intention.solve.factor import mm
+from intention.solve.factor import Spectrum, mm, spectrum
 from intention.solve.ladder import PINV, Report, has_float64, warn_inaccurate
 from intention.solve.operator import Operator, Saved
 from intention.solve.problem import Grads, Invert, Needs, Plan, Problem
 from intention.solve.ridge.by_route import Solution, backward_batch, cast_grads, shaped_like, solve_batch
 from intention.solve.ridge.gradients import Mode, pullback, pushforward
 from intention.solve.torch_state import gradient_free
-from intention.solve.transform.rows import Points
 from intention.solve.transform.transform import inverter, transform
 
 # Beyond this many features d unit vectors are too much to pay for one derivative, that at w = 0.
@@ -63,12 +62,11 @@ def _by_svd(
 ) -> tuple[Tensor, Report, Tensor]:
     """W = V s / (c s^2 + alpha) U'V~ with K~ = U s V', and the directions (columns) that only rounding has."""
     root = 1.0 if weight is None else weight.sqrt().unsqueeze(-1)
-    u, s, vt, sigma, kept, noisy, lost = _spectrum(key, weight, alpha, gain, size)
+    found, noisy = _directions(key, weight, alpha, gain, size)
+    u, s, vt, sigma, kept, lost = found
     power = torch.where(kept, s / sigma, 0.0)
     w = torch.bmm(vt.mT, power.unsqueeze(-1) * torch.bmm(u.mT, root * value))
-    least = torch.where(kept, sigma, torch.inf).amin(-1)
-    ratio = torch.where(kept.any(-1), sigma.amax(-1) / least, 1.0)
-    eps = torch.finfo(key.dtype).eps
+    ratio, eps = found.condition(), torch.finfo(key.dtype).eps
     report = Report(torch.full_like(ratio, PINV), ratio + lost, eps * ratio.sqrt() + lost)
     w = torch.where((root * key != 0).any(1).unsqueeze(-1), w, 0.0)  # a column of zeros, exactly
     return w + lost.view(-1, 1, 1), report, vt.mT * noisy.unsqueeze(1)
@@ -84,27 +82,22 @@ def hat_of_points(key: Tensor, weight: Tensor | None, alpha: Tensor, gain: Tenso
         return x.expand((*lead, *own)).reshape(-1, *own)
 
     args = flat(key, *key.shape[-2:]), None if weight is None else flat(weight, n), flat(alpha)
-    u, s, _, sigma, kept, _, lost = _spectrum(*args, None if gain is None else flat(gain), flat(size, *size.shape[-2:]))
-    share = torch.where(kept, s.square() / sigma, 0.0)
-    return ((u.square() * share.unsqueeze(1)).sum(-1) + lost.unsqueeze(-1)).reshape(*lead, n)
+    found, _ = _directions(*args, None if gain is None else flat(gain), flat(size, *size.shape[-2:]))
+    share = torch.where(found.kept, found.s.square() / found.sigma, 0.0)
+    return ((found.u.square() * share.unsqueeze(1)).sum(-1) + found.lost.unsqueeze(-1)).reshape(*lead, n)
 
 
-def _spectrum(
+def _directions(
     key: Tensor, weight: Tensor | None, alpha: Tensor, gain: Tensor | None, size: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """U, s, V', c s^2 + alpha, which directions count, which are rounding, and NaN where an element is not finite."""
+) -> tuple[Spectrum, Tensor]:
+    """The spectrum of K~, without the directions that are the rounding of centring, and which those are."""
     root = 1.0 if weight is None else weight.sqrt().unsqueeze(-1)
-    x = root * key
-    finite = torch.isfinite(x).flatten(1).all(-1)
-    u, s, vt = torch.linalg.svd(torch.where(finite.view(-1, 1, 1), x, 0.0), full_matrices=False)
-    eps, top = torch.finfo(x.dtype).eps, s.amax(-1, keepdim=True)
-    floor = alpha.unsqueeze(-1)
-    sigma = s.square() * (1.0 if gain is None else gain.unsqueeze(-1)) + floor
+    found = spectrum(root * key, alpha, gain)
     # |K~ v| of a direction v that is rounding: that of the columns it is made of
-    noise = 2 * eps * torch.bmm(vt.abs(), torch.linalg.vector_norm(root * size, dim=1).unsqueeze(-1)).squeeze(-1)
-    noisy = ~(s > noise) & (s > max(x.shape[1:]) * eps * top) & (floor == 0) & finite.unsqueeze(-1)
-    kept = ((s > max(x.shape[1:]) * eps * top) & ~noisy | (floor > 0)) & (sigma > 0)
-    return u, s, vt, sigma, kept, noisy, torch.where(finite, 0.0, torch.nan).to(x.dtype)
+    reach = torch.linalg.vector_norm(root * size, dim=1).unsqueeze(-1)
+    noise = 2 * torch.finfo(key.dtype).eps * torch.bmm(found.vt.abs(), reach).squeeze(-1)
+    noisy = found.kept & ~(found.s > noise) & (alpha == 0).unsqueeze(-1)
+    return found._replace(kept=found.kept & ~noisy), noisy
 
 
 def _by_ladder(key: Tensor, value: Tensor, weight: Tensor | None, alpha: Tensor, gain: Tensor | None) -> Tensor:
@@ -113,7 +106,7 @@ def _by_ladder(key: Tensor, value: Tensor, weight: Tensor | None, alpha: Tensor,
     if n < d and (weight is None or d > LARGE):
         root = 1.0 if weight is None else (torch.where(weight > 0, weight, 1.0).sqrt() * (weight > 0)).unsqueeze(-1)
         key, value = root * key, root * value
-        out, _ = transform(Points(value.mT, key.mT, None, alpha, gain), "auto")
+        out, _ = transform(Problem.of_points(value.mT, key.mT, None, alpha, gain), "auto")
         return key.mT @ out.mT
     unit = torch.eye(d, dtype=key.dtype, device=key.device).expand(key.shape[0], d, d)
     return ridge(Problem(unit, key, value, weight, alpha, gain), Plan(n < d, False, 1.0), "auto")[0]

@@ -13,7 +13,6 @@ from intention.solve.native import sigma as native
 from intention.solve.operator import Note, Operator, Saved, define
 from intention.solve.problem import Needs, Problem
 from intention.solve.torch_state import compiling, eager, forward_mode, gradient_free, unobserved
-from intention.solve.transform.rows import Points
 from intention.solve.transform.transform import transform
 
 Solution = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -126,9 +125,9 @@ def _transformed(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
     """(queries, keys, packed report) whose products are the scores: Q Sigma^-1 and K, or Q and G^-1 K if N < d."""
     query, key, _, _, alpha, gain = problem
     if key.shape[-2] < key.shape[-1]:
-        moved, packed = transform(Points(key.mT, key.mT, None, alpha, gain), "auto")
+        moved, packed = transform(Problem.of_points(key.mT, key.mT, None, alpha, gain), "auto")
         return query, moved.mT, packed
-    moved, packed = transform(Points(query, key, None, alpha, gain), "auto")
+    moved, packed = transform(problem, "auto")
     return moved, key, packed
 
 

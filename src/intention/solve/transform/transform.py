@@ -13,30 +13,30 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from intention.solve.factor import wants_inverse
+from intention.solve.factor import spectrum, wants_inverse
 from intention.solve.ladder import PINV, has_float64, served_all, unpack
 from intention.solve.native import rows as native
 from intention.solve.operator import Note, Operator, Saved
 from intention.solve.problem import Invert, Plan, Problem, pick
 from intention.solve.torch_state import eager, sum_neighbours, unobserved
-from intention.solve.transform.rows import Points, transform_rows
+from intention.solve.transform.rows import transform_rows
 
 # The share of alpha's gradient up to which a rounding of what comes in is let be.
 SURE = 1e-5
 ROUNDINGS = 32  # of a g that is a sum over keys
 
 
-def transform(points: Points, solver: str) -> tuple[Tensor, Tensor]:
-    """X = rows Sigma^-1 and a packed report. `solver` is "auto", "cholesky", "qr", "pinv" or "float64"."""
-    inverse = wants_inverse(points.key.shape[-1], points.rows.shape[-2])
-    out, packed = TRANSFORM(*points, None, None, solver, inverse, False)
+def transform(problem: Problem, solver: str) -> tuple[Tensor, Tensor]:
+    """X = Q Sigma^-1, whatever the values, and a packed report; "auto", "cholesky", "qr", "pinv" or "float64"."""
+    inverse = wants_inverse(problem.key.shape[-1], problem.query.shape[-2])
+    out, packed = TRANSFORM(*problem.points(), None, None, solver, inverse, False)
     return out, packed
 
 
 def inverter(problem: Problem, plan: Plan, solver: str) -> Invert:
     """Sigma^-1 b as a function that can be differentiated any number of times; the factor is made once."""
     key = problem.weighted()[0].mT if plan.dual else problem.key
-    points = Points(problem.query, key, None if plan.dual else problem.weight, problem.alpha, problem.gain)
+    points = Problem.of_points(problem.query, key, None if plan.dual else problem.weight, problem.alpha, problem.gain)
     factor: Factored | None = None
 
     def invert(b: Tensor) -> Tensor:
@@ -57,75 +57,79 @@ class Factored(NamedTuple):
 
 
 def _again(
-    rows: Tensor, points: Points, solver: str, inverse: bool, factor: Factored | None
+    rows: Tensor, problem: Problem, solver: str, inverse: bool, factor: Factored | None
 ) -> tuple[Tensor, Factored]:
     """rows Sigma^-1 with a factor that was made (None: make one), always recorded."""
     note = Note()
     given = (None, None) if factor is None else (factor.matrix, factor.packed)
     plain = factor is not None and factor.plain
-    out, matrix, packed = TRANSFORM.function.apply(rows, *points[1:], *given, solver, inverse, plain, note)
+    out, matrix, packed = TRANSFORM.function.apply(rows, *problem.points()[1:], *given, solver, inverse, plain, note)
     return out, Factored(matrix, packed, bool(note.seen))
+
+
+def _problem(tensors: Sequence[Any]) -> Problem:
+    return Problem.of_points(*tensors[:5])
 
 
 def _pull(grads: Sequence[Tensor | None], saved: Saved, needs: Sequence[bool]) -> tuple[Tensor | None, ...]:
     """Of any order: made of transforms."""
-    (grad,), points, (out, matrix, packed) = grads, Points._make(saved.tensors[:5]), saved.outputs
+    (grad,), problem, (out, matrix, packed) = grads, _problem(saved.tensors), saved.outputs
     assert grad is not None
     plain = served_all(packed) if saved.seen is None else saved.seen
     factor = Factored(matrix, packed, plain)
-    y, key, weight, alpha, gain = _pulled(grad, points, out, factor, *saved.options[:2])
+    y, key, weight, alpha, gain = _pulled(grad, problem, out, factor, *saved.options[:2])
     if needs[3] and eager():
         assert alpha is not None
         assert y is not None
-        alpha = _sure_alpha(alpha, grad, y, out, points)
+        alpha = _sure_alpha(alpha, grad, y, out, problem)
     return y, key, weight, alpha, gain, None, None
 
 
 def _pulled(
-    grad: Tensor, points: Points, out: Tensor, factor: Factored, solver: str, inverse: bool
+    grad: Tensor, problem: Problem, out: Tensor, factor: Factored, solver: str, inverse: bool
 ) -> tuple[Tensor | None, ...]:
     matrix, packed, plain = factor
-    times = points.rows.shape[0] // max(points.key.shape[0], 1)
+    times = problem.query.shape[0] // max(problem.key.shape[0], 1)
     if solver == "auto" and unobserved() and (plain or _in_kernels(packed)):
-        pulled = native.backward(grad, out, *points, matrix, None if plain else packed, inverse)
+        pulled = native.backward(grad, out, *problem.points(), matrix, None if plain else packed, inverse)
         if pulled is not None:
             return pulled[0], sum_neighbours(pulled[1], times), *pulled[2:]
     dtype = grad.dtype
     if dtype != torch.float64 and solver == "auto" and has_float64(grad.device) and not plain:
         # ill-conditioned: products of X and K cancel, so all of it runs in float64
-        wide = Points._make(pick(t, None, torch.float64) for t in points)
-        fresh, factor = _again(wide.rows, wide, solver, inverse, None)
+        wide = problem.take(None, torch.float64)
+        fresh, factor = _again(wide.query, wide, solver, inverse, None)
         pulled = _pulled(grad.double(), wide, fresh, factor, solver, inverse)
         return tuple(None if g is None else g.to(dtype) for g in pulled)
 
     def inverse_of(x: Tensor) -> Tensor:
-        return _again(x, points, solver, inverse, factor)[0]
+        return _again(x, problem, solver, inverse, factor)[0]
 
     y = inverse_of(grad)  # Y = g Sigma^-1
-    key = points.key.repeat_interleave(times, 0) if times > 1 else points.key
+    key = problem.expanded().key
     cross = -torch.bmm(out.mT, y)  # dSigma = -X'Y
     alpha = cross.diagonal(0, -2, -1).sum(-1)
     if not plain:
         # where Sigma is singular, Sigma^+ also turns with its null space (along changes that keep the rank)
-        outside = grad - _times_sigma(y, points, key), points.rows - _times_sigma(out, points, key)
+        outside = grad - _times_sigma(y, problem, key), problem.query - _times_sigma(out, problem, key)
         turn = torch.bmm(inverse_of(out).mT, outside[0])
         turn = turn + torch.bmm(outside[1].mT, inverse_of(y))
-        singular = (unpack(packed).route == PINV) & (points.alpha == 0)
+        singular = (unpack(packed).route == PINV) & (problem.alpha == 0)
         cross = cross + torch.where(singular.view(-1, 1, 1), turn, 0.0)
     key_grad = torch.bmm(key, cross + cross.mT)
     weight = gain = None
-    if points.weight is not None or points.gain is not None:
+    if problem.weight is not None or problem.gain is not None:
         along = (key_grad * key).sum(-1) / 2  # k_i dSigma k_i'
-        if points.gain is not None:
-            gain = (along if points.weight is None else points.weight * along).sum(-1)
-            key_grad = points.gain.view(-1, 1, 1) * key_grad
-        if points.weight is not None:
-            weight = along if points.gain is None else points.gain.unsqueeze(1) * along
-            key_grad = points.weight.unsqueeze(-1) * key_grad
+        if problem.gain is not None:
+            gain = (along if problem.weight is None else problem.weight * along).sum(-1)
+            key_grad = problem.gain.view(-1, 1, 1) * key_grad
+        if problem.weight is not None:
+            weight = along if problem.gain is None else problem.gain.unsqueeze(1) * along
+            key_grad = problem.weight.unsqueeze(-1) * key_grad
     return y, sum_neighbours(key_grad, times), weight, alpha, gain
 
 
-def _sure_alpha(alpha: Tensor, grad: Tensor, y: Tensor, out: Tensor, points: Points) -> Tensor:
+def _sure_alpha(alpha: Tensor, grad: Tensor, y: Tensor, out: Tensor, problem: Problem) -> Tensor:
     """-<X, Y> again where it may be rounding: along what no key has, X is Q / alpha and Y the rounding of g / alpha.
 
     A g of scores is made of the keys; where that of a row is, up to rounding, the product is taken along the keys. The
@@ -134,26 +138,20 @@ def _sure_alpha(alpha: Tensor, grad: Tensor, y: Tensor, out: Tensor, points: Poi
     with torch.no_grad():
         eps = torch.finfo(grad.dtype).eps
         sizes = torch.linalg.vector_norm(grad, dim=-1) * torch.linalg.vector_norm(out, dim=-1)
-        doubtful = ~(eps * sizes.sum(-1) <= SURE * points.alpha * alpha.abs())
-        index = (doubtful & torch.isfinite(alpha) & (points.alpha > 0)).nonzero()[:, 0]
+        doubtful = ~(eps * sizes.sum(-1) <= SURE * problem.alpha * alpha.abs())
+        index = (doubtful & torch.isfinite(alpha) & (problem.alpha > 0)).nonzero()[:, 0]
         if not index.numel() or not has_float64(grad.device):
             return alpha
-        times = points.rows.shape[0] // max(points.key.shape[0], 1)
-        key = pick(points.key, index // times if times > 1 else index, torch.float64)
-        if points.weight is not None:
-            key = key * pick(points.weight, index, torch.float64).sqrt().unsqueeze(-1)
-        _, s, vt = torch.linalg.svd(key, full_matrices=False)
-        there = s > max(key.shape[1:]) * torch.finfo(torch.float64).eps * s.amax(-1, keepdim=True)
-        span = vt * there.unsqueeze(-1)  # (B, r, d)
-        g, x, z = (torch.bmm(pick(t, index, torch.float64), span.mT) for t in (grad, out, y))
-        beyond = pick(grad, index, torch.float64) - torch.bmm(g, span)
-        reach = torch.linalg.vector_norm(pick(grad, index, torch.float64), dim=-1)
+        sub = problem.expanded().take(index, torch.float64)
+        found = spectrum(sub.weighted()[0], torch.zeros_like(sub.alpha), None)
+        span = found.vt * found.kept.unsqueeze(-1)  # (B, r, d)
+        g, x, z = (pick(t, index, torch.float64) for t in (grad, out, y))
+        beyond = g - torch.bmm(torch.bmm(g, span.mT), span)
+        beyond, reach = (torch.linalg.vector_norm(t, dim=-1) for t in (beyond, g))
         # g = dS K is rounded like dS and K, which may cancel
-        spread = s.amax(-1) / torch.where(there, s, torch.inf).amin(-1).clamp_max(s.amax(-1))
-        least = (ROUNDINGS * eps * spread).clamp_max(eps**0.5).unsqueeze(-1)
-        made_of_keys = torch.linalg.vector_norm(beyond, dim=-1) <= least * reach
-        whole = (pick(out, index, torch.float64) * pick(y, index, torch.float64)).sum(-1)
-        sure = -torch.where(made_of_keys, (x * z).sum(-1), whole).sum(-1)
+        least = (ROUNDINGS * eps * found.condition().sqrt()).clamp_max(eps**0.5).unsqueeze(-1)
+        inside = (torch.bmm(x, span.mT) * torch.bmm(z, span.mT)).sum(-1)
+        sure = -torch.where(beyond <= least * reach, inside, (x * z).sum(-1)).sum(-1)
         correction = torch.zeros_like(alpha).index_copy_(0, index, sure.to(alpha.dtype) - alpha.detach()[index])
     return alpha + correction
 
@@ -163,23 +161,23 @@ def _in_kernels(packed: Tensor) -> bool:
     return bool(((packed[:, 0] < PINV) & torch.isfinite(packed[:, 1])).all())
 
 
-def _times_sigma(rows: Tensor, points: Points, key: Tensor) -> Tensor:
+def _times_sigma(rows: Tensor, problem: Problem, key: Tensor) -> Tensor:
     """rows Sigma"""
-    weighted = key if points.weight is None else points.weight.unsqueeze(-1) * key
+    weighted = key if problem.weight is None else problem.weight.unsqueeze(-1) * key
     product = torch.bmm(rows, torch.bmm(key.mT, weighted))
-    if points.gain is not None:
-        product = points.gain.view(-1, 1, 1) * product
-    return product + points.alpha.view(-1, 1, 1) * rows
+    if problem.gain is not None:
+        product = problem.gain.view(-1, 1, 1) * product
+    return product + problem.alpha.view(-1, 1, 1) * rows
 
 
 def _push(tangents: Sequence[Tensor | None], saved: Saved) -> tuple[Tensor]:
-    points, (out, matrix, packed) = Points._make(saved.tensors[:5]), saved.outputs
+    problem, (out, matrix, packed) = _problem(saved.tensors), saved.outputs
     rows_t, key_t, weight_t, alpha_t, gain_t = tangents[:5]
     factor, (solver, inverse) = Factored(matrix, packed, bool(saved.seen)), saved.options[:2]
-    times = points.rows.shape[0] // max(points.key.shape[0], 1)
-    key = points.key.repeat_interleave(times, 0)
-    weighted = key if points.weight is None else points.weight.unsqueeze(-1) * key
-    gain = 1 if points.gain is None else points.gain.view(-1, 1, 1)
+    times = problem.query.shape[0] // max(problem.key.shape[0], 1)
+    key = problem.expanded().key
+    weighted = key if problem.weight is None else problem.weight.unsqueeze(-1) * key
+    gain = 1 if problem.gain is None else problem.gain.view(-1, 1, 1)
     eye = torch.eye(key.shape[-1], dtype=key.dtype, device=key.device)
     moved = torch.zeros_like(matrix)  # the tangent of Sigma
     if key_t is not None:
@@ -196,15 +194,15 @@ def _push(tangents: Sequence[Tensor | None], saved: Saved) -> tuple[Tensor]:
         tangent = tangent + rows_t
 
     def inverse_of(x: Tensor) -> Tensor:
-        return _again(x, points, solver, inverse, factor)[0]
+        return _again(x, problem, solver, inverse, factor)[0]
 
     tangent = inverse_of(tangent)
     if not factor.plain:  # Sigma^+ also turns with its null space, as in the pullback
         twice = torch.bmm(inverse_of(out), moved)
-        outside = points.rows - _times_sigma(out, points, key)
-        turn = twice - _times_sigma(inverse_of(twice), points, key)
+        outside = problem.query - _times_sigma(out, problem, key)
+        turn = twice - _times_sigma(inverse_of(twice), problem, key)
         turn = turn + inverse_of(inverse_of(torch.bmm(outside, moved)))
-        singular = (unpack(packed).route == PINV) & (points.alpha == 0)
+        singular = (unpack(packed).route == PINV) & (problem.alpha == 0)
         tangent = tangent + torch.where(singular.view(-1, 1, 1), turn, 0.0)
     return (tangent,)
 

@@ -24,6 +24,7 @@ struct RidgeArguments {
     Tensor query, key, value;
     PerElement weight;  // (batch, N), step between rows
     PerElement alpha, gain;
+    PerElement keep;      // (batch, N) bytes, step between rows: 0 where a point is not there, whatever it holds
     void *coef, *matrix;  // outputs of the forward, inputs of the backward
     union {
         struct {

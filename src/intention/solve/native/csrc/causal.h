@@ -19,5 +19,5 @@ struct CausalArguments {
     double largest, worst;              // ratio and error from which on a sequence is to be solved in another way
     void *to_query, *to_key, *to_value, *to_weight;
     double *to_alpha, *to_gain;
-    double *later_gram, *later_cross;  // (B, d, d), (B, d, k): zeros, then the sums over all tokens
+    double *later_gram, *later_cross;  // (B, d, d), (B, d, k): zeros, then the sums over all tokens; null: nobody asks
 };

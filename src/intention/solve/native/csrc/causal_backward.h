@@ -58,8 +58,6 @@ void add_and_narrow(double* sums, T* x, Int count) {
     for (Int i = 0; i < count; ++i) x[i] = T(sums[i] += double(x[i]));
 }
 
-constexpr Int SHORT = 16;  // products in a sum: long sums round more
-
 // z_t = A_t^-1 q_t and r_t = W_t g_t, or A_t^-1 g_t without values.
 template <class T>
 void solve_chunk(Int n, Int d, Int k, T gain, const T* fits, const Given<T>& x, const Pull<T>& p) {

@@ -43,7 +43,7 @@ void start(Int d, Int k, double alpha, Work<T>& w) {
 }
 
 // Up to this condition of G (its norm) float serves for Y and the answers: errors grow with its root, and are 1e-6 in the
-// median; at most 6e-6 up to 1000, 9e-6 up to 2500 (keys of low rank), measured. Without values, and for gradients, P enters, which loses all of it.
+// median, at most 6e-6 (keys of low rank), measured. Without values, and for gradients, P enters, which loses all of it.
 constexpr double FLOAT_ROWS = 1500;
 
 // How many tokens float serves, and the condition of their G. Whole strips: none depends on tokens after it.
@@ -114,7 +114,8 @@ void answer_first(const Sequence<S>& s, Int first, Int n, const FirstRows<T>& r,
     const In<T> pair = rows_of<const T>(r.pair, width), seen = rows_of<const T>(r.inner, n);
     const In<T> query = in_place_or_copied<T, S>(n, d, s.query + first * s.query_row, s.query_row, nullptr, r.query);
     transpose<T>(n, d, r.pair, width, r.turned, n);
-    lower_of<T>(n, d, query, rows_of<const T>(r.turned, n), rows_of(r.inner, n));
+    // q E cancels where keys come back: in float one long sum rounds twice as much
+    lower_of<T>(n, d, query, rows_of<const T>(r.turned, n), rows_of(r.inner, n), SHORT);
     T* answer = r.answer;
     if constexpr (sizeof(T) == sizeof(S)) answer = out + first * columns;
     for (Int i = 0; i < n && !k; ++i)

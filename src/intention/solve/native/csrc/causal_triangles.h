@@ -7,6 +7,7 @@ namespace INTENTION_ARCH {
 namespace {
 
 constexpr Int STRIP = 16;  // rows of a triangle that are made together
+constexpr Int SHORT = 16;  // products in a sum: long sums round more
 
 // X = U'^-1 X; row t depends on rows <= t alone. X has room for `size` rows and whole registers of columns.
 template <class T>
@@ -42,12 +43,13 @@ void mirror(Int n, T* x, Int ld) {
     for (Int b = W; b < n; b += W) transpose<T>(W, n - b, x + (b - W) * ld + b, ld, x + b * ld + b - W, ld);
 }
 
-// C = tril(A B), for a C of n rows and columns.
+// C = tril(A B), for a C of n rows and columns, in sums of `most` products.
 template <class T>
-void lower_of(Int n, Int depth, In<T> a, In<T> b, Mat<T> c) {
+void lower_of(Int n, Int depth, In<T> a, In<T> b, Mat<T> c, Int most = INT64_MAX) {
     for (Int i = 0; i < n; i += STRIP) {
         const Int rows = smaller(STRIP, n - i);
-        multiply<T>(rows, i + rows, depth, a.at(i, 0), b, c.at(i, 0));
+        for (Int l = 0; l < depth; l += smaller(most, depth))
+            multiply<T>(rows, i + rows, smaller(most, depth - l), a.at(i, l), b.at(l, 0), c.at(i, 0), T(1), l > 0);
         for (Int r = i; r < i + rows; ++r)
             for (Int j = r + 1; j < i + rows; ++j) c(r, j) = 0;
     }

@@ -212,7 +212,7 @@ void prepare(const RidgeArguments& a, Fit<T>& f, Int n, Int size, Arena& arena) 
 template <class T>
 Fit<double> fit_wide(const RidgeArguments& a, Int b, Int n, Arena& arena) {
     Fit<double> f;
-    f.head = widened(a, head_of<T>(a, b), arena);
+    f.head = widened(a, head_of<T>(a, b, arena), arena);
     prepare(a, f, n, padded<double>(n), arena);
     factor_one(f, n, padded<double>(n), false, arena);
     return f;
@@ -223,13 +223,13 @@ Fit<double> fit_wide(const RidgeArguments& a, Int b, Int n, Arena& arena) {
 template <class T>
 int fit_next(const RidgeArguments& a, Int b, Int to, bool whole, Fit<T>* fits, Arena& arena) {
     const Int n = a.dual ? a.points : a.features, size = padded<T>(n);
-    const bool copies = a.intercept || a.weight.data;
+    const bool copies = a.intercept || a.weight.data || a.keep.data;
     const Int copied = copies ? a.points * (a.features + a.columns) + a.queries * a.features : 0;
     const bool together = n <= SMALL && copied <= 4096 && to - b > 2;
     const int count = together ? int(smaller<Int>(WIDTH<T>, to - b)) : 1;
     arena.reset();
     for (int g = 0; g < count; ++g) {
-        fits[g].head = head_of<T>(a, b + g);
+        fits[g].head = head_of<T>(a, b + g, arena);
         prepare(a, fits[g], n, size, arena);
     }
     if (together) {

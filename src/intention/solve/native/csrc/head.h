@@ -17,6 +17,21 @@ struct Head {
     T total = 0;
 };
 
+// Whether each point of element b is there; null: all are.
+inline const unsigned char* keep_of(const RidgeArguments& a, Int b) {
+    return a.keep.data ? static_cast<const unsigned char*>(a.keep.data) + b * a.keep.step : nullptr;
+}
+
+// Zeros for points that are not there.
+template <class T>
+In<T> filled(Int n, Int columns, In<T> rows, const unsigned char* keep, Arena& arena) {
+    if (!keep) return rows;
+    T* to = arena.take<T>(n * columns);
+    for (Int i = 0; i < n; ++i)
+        for (Int j = 0; j < columns; ++j) to[i * columns + j] = keep[i] ? rows.p[i * rows.rs + j] : T(0);
+    return rows_of<const T>(to, columns);
+}
+
 template <class T>
 inline In<T> matrix_of(const Tensor& x, Int index, Int inner) {
     const T* data = static_cast<const T*>(x.data) + index / inner * x.outer + index % inner * x.inner;
@@ -34,11 +49,11 @@ inline T* of_element(void* p, Int b, Int size) {
 }
 
 template <class T>
-inline Head<T> head_of(const RidgeArguments& a, Int b) {
+Head<T> head_of(const RidgeArguments& a, Int b, Arena& arena) {
     Head<T> head;
     head.query = matrix_of<T>(a.query, b, a.inner);
-    head.key = matrix_of<T>(a.key, b / a.times, a.inner);
-    head.value = matrix_of<T>(a.value, b / a.times, a.inner);
+    head.key = filled(a.points, a.features, matrix_of<T>(a.key, b / a.times, a.inner), keep_of(a, b), arena);
+    head.value = filled(a.points, a.columns, matrix_of<T>(a.value, b / a.times, a.inner), keep_of(a, b), arena);
     head.weight = a.weight.data ? static_cast<const T*>(a.weight.data) + b * a.weight.step : nullptr;
     head.alpha = entry<T>(a.alpha, b, 0);
     head.gain = entry<T>(a.gain, b, 1);

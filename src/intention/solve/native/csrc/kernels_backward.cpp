@@ -300,12 +300,23 @@ void pull(const RidgeArguments& a, Task<T>& t, In<T> grad, const Wanted<T>& out,
     if (a.intercept && out.key) through_means(a, t, grad, out, arena);
 }
 
+// Points that are not there have no gradient, whatever the others have.
+template <class T>
+void clear(const RidgeArguments& a, Int b, const Wanted<T>& out) {
+    const unsigned char* keep = keep_of(a, b);
+    for (Int i = 0; keep && i < a.points; ++i) {
+        if (keep[i]) continue;
+        for (Int j = 0; out.key && j < a.features; ++j) out.key[i * a.features + j] = 0;
+        for (Int j = 0; out.value && j < a.columns; ++j) out.value[i * a.columns + j] = 0;
+    }
+}
+
 // With what the forward left behind
 template <class T>
 void pull_saved(const RidgeArguments& a, Int b, Int n, const Wanted<T>& out, Arena& arena) {
     const Int k = a.columns;
     Task<T> t;
-    t.head = head_of<T>(a, b);
+    t.head = head_of<T>(a, b, arena);
     if (a.intercept) centre(a, t.head, arena);
     t.as_rows = !a.inverse;
     t.coef = laid_out<T>(n, k, rows_of(static_cast<const T*>(a.coef) + b * n * k, k), t.as_rows, arena);
@@ -373,7 +384,9 @@ int backward(const RidgeArguments& a, Int from, Int to) {
             // a weight's gradient holds the residual V - KW, which float loses where the fit is close
             const bool wide = narrow && (route(b) == FLOAT64 || a.backward.weight);
             if (route(b) <= FLOAT64) {
-                (wide ? pull_wide<T> : pull_saved<T>)(a, b, n, wanted<T>(a, b, arena), arena);
+                const Wanted<T> out = wanted<T>(a, b, arena);
+                (wide ? pull_wide<T> : pull_saved<T>)(a, b, n, out, arena);
+                clear(a, b, out);
             } else {
                 status = SOME_LEFT;
             }

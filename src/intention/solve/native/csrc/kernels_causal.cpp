@@ -66,7 +66,8 @@ void pull_sequences(const CausalArguments& a, Int from, Int to) {
         const double* cross = a.cross ? a.cross + b * d * k : nullptr;
         Slopes<S> slopes = {part(a.to_query, b * n * d), part(a.to_key, b * n * d), part(a.to_value, b * n * k),
                             part(a.to_weight, b * n), a.gain != nullptr, 0, 0};
-        const Later later = {a.later_gram + b * d * d, a.later_cross + b * d * k};
+        const Later later = a.later_gram ? Later{a.later_gram + b * d * d, a.later_cross + b * d * k}
+                                         : Later{memory.zeros<double>(d * d), memory.zeros<double>(d * k)};
         pull<S>(sequence_of<S>(a, b), gram, cross, static_cast<const S*>(a.grad.data) + b * a.grad.batch, a.grad.row,
                 memory, later, slopes);
         a.to_alpha[b] = slopes.alpha, a.to_gain[b] = slopes.gain;

@@ -179,7 +179,7 @@ int sigma_gradients(const RidgeArguments& a, Int from, Int to) {
                 continue;
             }
         }
-        const Head<T> head = head_of<T>(a, b);
+        const Head<T> head = head_of<T>(a, b, arena);
         Element<T> e = {head, {head.key, head.alpha, head.gain, saved_solver<T>(a, b, size, arena), route == FLOAT64},
                         matrix_of<T>(wanted.grad, b, a.inner),
                         static_cast<const T*>(wanted.out) + b * m * k, static_cast<const T*>(a.coef) + b * 2 * m,

@@ -138,7 +138,7 @@ int transform_gradients(const RidgeArguments& a, Int from, Int to) {
                 continue;
             }
         }
-        const Head<T> head = head_of<T>(a, b);
+        const Head<T> head = head_of<T>(a, b, arena);
         const In<T> key = route == FLOAT64 ? weighted(n, d, head.key, head.weight, arena) : head.key;
         const In<T> x = rows_of(static_cast<const T*>(wanted.out) + b * m * d, d);
         move_back<T>(a, {head, {key, head.alpha, head.gain, saved_solver<T>(a, b, d, arena), route == FLOAT64}, x,

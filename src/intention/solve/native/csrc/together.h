@@ -56,13 +56,28 @@ Vec<T> read_each(const PerElement& x, Int b, int count, T otherwise) {
     return to;
 }
 
+// Zeros for points that are not there.
+template <class T>
+void clear_lanes(const RidgeArguments& a, Int b, int count, Int columns, Lanes<T> x) {
+    const Vec<T> none = {};
+    for (Int i = 0; a.keep.data && i < a.points; ++i) {
+        Vec<T> there = none;
+        for (int g = 0; g < WIDTH<T>; ++g) there[g] = keep_of(a, b + smaller(g, count - 1))[i];
+        for (Int j = 0; j < columns; ++j) x(i, j) = there > none ? x(i, j) : none;
+    }
+}
+
 template <class T>
 Group<T> read_group(const RidgeArguments& a, Int b, int count, bool with_values, Arena& arena) {
     const Int n = a.points, d = a.features, k = a.columns;
     Group<T> group;
     group.query = read<T>(a.queries, d, a.query, a.inner, a.batch, b, count, 1, arena);
     group.key = read<T>(n, d, a.key, a.inner, a.batch, b, count, a.times, arena);
-    if (with_values) group.value = read<T>(n, k, a.value, a.inner, a.batch, b, count, a.times, arena);
+    clear_lanes<T>(a, b, count, d, group.key);
+    if (with_values) {
+        group.value = read<T>(n, k, a.value, a.inner, a.batch, b, count, a.times, arena);
+        clear_lanes<T>(a, b, count, k, group.value);
+    }
     group.alpha = read_each<T>(a.alpha, b, count, 0), group.gain = read_each<T>(a.gain, b, count, 1);
     group.root_weight.p = nullptr;
     group.allowed = true;
@@ -298,8 +313,10 @@ void backward_group(const RidgeArguments& a, Int b, int count, Arena& arena) {
     if (a.backward.query) write<T>(m, d, count, group.query, a.backward.query, b);
     if (a.backward.alpha) alpha_gradient_group<T>(a, b, count, size * k, solved.p, coef.p);
     scale_lanes<T>(n, d, group.root_weight, key);
+    clear_lanes<T>(a, b, count, d, key);
     if (a.backward.key) write<T>(n, d, count, key, a.backward.key, b);
     scale_lanes<T>(n, k, group.root_weight, s);
+    clear_lanes<T>(a, b, count, k, s);
     if (a.backward.value) write<T>(n, k, count, s, a.backward.value, b);
 }
 

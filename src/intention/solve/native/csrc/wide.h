@@ -25,7 +25,7 @@ inline PerElement one_number(double x, Arena& arena) {
 // The element's inputs and limits. Where its results go is left to the caller.
 template <class T>
 RidgeArguments in_double(const RidgeArguments& a, Int b, Arena& arena) {
-    const Head<T> head = head_of<T>(a, b);
+    const Head<T> head = head_of<T>(a, b, arena);
     RidgeArguments wide = a;
     wide.is_double = 1, wide.batch = wide.inner = wide.times = 1;
     wide.easy = WIDE_EASY, wide.hard = WIDE_HARD;
@@ -33,6 +33,7 @@ RidgeArguments in_double(const RidgeArguments& a, Int b, Arena& arena) {
     wide.key = tensor_in_double(a.points, a.features, head.key, arena);
     if (a.value.data) wide.value = tensor_in_double(a.points, a.columns, head.value, arena);
     if (head.weight) wide.weight = {tensor_in_double<T>(1, a.points, {head.weight, 0, 1}, arena).data, 0};
+    wide.keep = {nullptr, 0};  // keys and values are filled
     wide.alpha = one_number(double(head.alpha), arena);
     if (a.gain.data) wide.gain = one_number(double(head.gain), arena);
     return wide;
