@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -41,7 +43,7 @@ def loop(
     return torch.cat(outs, 1)
 
 
-def draw(batch: int, n: int, d: int, k: int, *, state: bool = False, gain: bool = False) -> list[Tensor | None]:
+def draw(batch: int, n: int, d: int, k: int, *, state: bool = False, gain: bool = False) -> list[Any]:
     query, key, value = torch.randn(batch, n, d), torch.randn(batch, n, d), torch.randn(batch, n, k)
     weight, alpha, decay = torch.rand(batch, n), 0.5 + torch.rand(batch, n), torch.rand(batch, n).sqrt()
     decay[:, n // 3], decay[:, n // 2] = 0.0, 1.0
@@ -50,8 +52,20 @@ def draw(batch: int, n: int, d: int, k: int, *, state: bool = False, gain: bool 
     return [query, key, value, weight, alpha, 0.2 + torch.rand(batch) if gain else None, *before, decay]
 
 
-def wide(tensors: list[Tensor | None]) -> list[Tensor | None]:
+def wide(tensors: list[Any]) -> list[Any]:
     return [None if x is None else x.double() for x in tensors]
+
+
+def forward(*tokens: Any) -> tuple[Tensor, Tensor]:
+    found = forget.forward(*tokens)
+    assert found is not None
+    return found
+
+
+def backward(grad: Tensor, *tokens: Any) -> tuple[Any, ...]:
+    found = forget.backward(grad, *tokens)
+    assert found is not None
+    return found
 
 
 SHAPES = [
@@ -75,13 +89,13 @@ def test_answers_and_gradients_are_those_of_the_loop(shape: tuple[int, ...], dty
         want, grad = loop(*leaves), torch.randn(*shape[:2], shape[3])
         slopes = iter(torch.autograd.grad((want * grad).sum(), [x for x in leaves if x is not None]))
         given = [x if x is None or i in (6, 7) else x.to(dtype) for i, x in enumerate(tensors)]
-        out, packed = forget.forward(*given)
+        out, packed = forward(*given)
         value, slope = (
             (2e-6, 2e-5) if dtype == torch.float32 else (1e-13, 1e-11)
         )  # alpha: eps times the condition squared
         assert (out - want).abs().max() < value * want.abs().max()
         assert (packed[:, 2] < 1e-4).all()
-        found = forget.backward(grad.to(dtype), *given)
+        found = backward(grad.to(dtype), *given)
         for i, (x, got) in enumerate(zip(leaves, found, strict=True)):
             if x is None:
                 assert got is None
@@ -95,7 +109,7 @@ def test_answers_and_gradients_are_those_of_the_loop(shape: tuple[int, ...], dty
 def test_without_values_answers_are_transformed_queries(shape: tuple[int, ...]) -> None:
     tensors = draw(*shape)
     tensors[2] = None
-    out, _ = forget.forward(*tensors)
+    out, _ = forward(*tensors)
     want = loop(*wide(tensors))
     assert (out - want).abs().max() < 1e-5 * want.abs().max()
 
@@ -107,7 +121,7 @@ def test_threads_and_parts_change_nothing_but_rounding() -> None:
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            found.append((*forget.forward(*tensors)[:1], *forget.backward(grad, *tensors)))
+            found.append((*forward(*tensors)[:1], *backward(grad, *tensors)))
     finally:
         torch.set_num_threads(before)
     for other in found[1:]:
@@ -126,7 +140,7 @@ def test_what_float32_does_not_serve_is_done_in_double(alpha: float, decay: floa
         key = key / key.norm(dim=-1, keepdim=True)
     given = [query, key, value, None, torch.full((4,), alpha), None, None, None, torch.full((4, 70), decay)]
     want = loop(*wide(given))
-    out, packed = forget.forward(*given)
+    out, packed = forward(*given)
     assert (out - want).abs().max() < 1e-5 * want.abs().max()
     assert alpha > 1e-2 or (packed[:, 0] == FLOAT64).all()
 
@@ -134,15 +148,15 @@ def test_what_float32_does_not_serve_is_done_in_double(alpha: float, decay: floa
 def test_a_hard_sequence_leaves_its_neighbours_alone() -> None:
     """The others of its registers: as exact as without it, whatever it holds."""
     tensors = draw(8, 50, 6, 3)
-    alone = forget.forward(*tensors)[0]
+    alone = forward(*tensors)[0]
     for spoil in (0.0, 1e-30):
         alpha = tensors[4].clone()
         alpha[2] = spoil
-        out = forget.forward(*tensors[:4], alpha, *tensors[5:])[0]
+        out = forward(*tensors[:4], alpha, *tensors[5:])[0]
         rest = [i for i in range(8) if i != 2]
         torch.testing.assert_close(out[rest], alone[rest], rtol=1e-4, atol=1e-5)
     key = tensors[1].clone()
     key[2, 5] = torch.nan
-    out = forget.forward(tensors[0], key, *tensors[2:])[0]
+    out = forward(tensors[0], key, *tensors[2:])[0]
     assert out[2, 5:].isnan().any()
     torch.testing.assert_close(out[rest], alone[rest], rtol=1e-4, atol=1e-5)

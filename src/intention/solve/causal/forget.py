@@ -121,7 +121,7 @@ def _solve_group(tokens: Tokens, decay: Tensor) -> tuple[Tensor, Tensor]:
 
 def pull(grad: Tensor, tokens: Tokens, decay: Tensor) -> Nine:
     """First-order gradients of all tensors of `tokens` and of the decays, in the precisions of the forward."""
-    if tokens.value is not None and (found := native.backward(grad, *tokens, decay)) is not None:
+    if (found := native.backward(grad, *tokens, decay)) is not None:
         return found
     groups = zip(grad.split(SEQUENCES), _groups(tokens, decay), strict=True)
     parts = [_pull_group(some, *group) for some, group in groups]

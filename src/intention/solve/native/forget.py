@@ -45,7 +45,7 @@ def backward(
     grad: Tensor,
     query: Tensor,
     key: Tensor,
-    value: Tensor,
+    value: Tensor | None,
     weight: Tensor | None,
     alpha: Tensor,
     gain: Tensor | None,
@@ -53,10 +53,13 @@ def backward(
     cross: Tensor | None,
     decay: Tensor,
 ) -> tuple[Tensor | None, ...] | None:
-    """First-order gradients of all nine, in the order of the arguments and in the precisions that they need."""
-    given = _given(query, key, value, weight, alpha, gain, gram, cross, decay, grad)
+    """First-order gradients of all nine, in the order of the arguments and in the precisions that they need. None also
+    where there are no values."""
     call = kernel("intention_forget_backward")
-    if given is None or call is None:
+    if value is None or call is None:
+        return None
+    given = _given(query, key, value, weight, alpha, gain, gram, cross, decay, grad)
+    if given is None:
         return None
     numbers, alive = given
     each, wide = key.shape[:2], torch.float64
