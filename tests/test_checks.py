@@ -44,8 +44,11 @@ def test_dtypes_and_types(call):
         f(q, k.long(), v)
     with says(TypeError, "value", "floating-point", "complex64", "real and imaginary"):
         f(q, k, v.to(torch.complex64))
-    with says(TypeError, "query must be a torch.Tensor", "list"):
-        f([[1.0]], k, v)
+    for mask in (None, torch.ones(1, k.shape[-2], dtype=torch.bool)):
+        with says(TypeError, "query must be a torch.Tensor", "list"):
+            f([[1.0]], k, v, mask)
+        with says(ValueError, "at least 2 dimensions", "(3,)"):
+            f(q[0, 0], k, v, mask)
 
 
 @pytest.mark.parametrize("call", CALLS)

@@ -246,7 +246,7 @@ def intention(
     checks.scale(scale)
     scale = 1.0 if scale is None else float(scale)
     if weight is None and not (dropout_p or is_causal or enable_gqa or return_info):
-        keep = None if attn_mask is None else masks.same_points(attn_mask, query.shape[-2])
+        keep = None if attn_mask is None else masks.same_points(attn_mask, query)
         if covariance in ("ridge", "convex") and solver == "auto" and (attn_mask is None or keep is not None):
             number = alpha if isinstance(alpha, Tensor) else alpha_of(alpha, covariance)
             found = plain(query, key, value, keep, number, covariance == "convex", intercept, scale)

@@ -51,13 +51,15 @@ def same_for_all_queries(mask: Tensor) -> bool:
     return mask.dim() < 2 or mask.shape[-2] == 1 or mask.stride(-2) == 0
 
 
-def same_points(mask: object, m: int) -> Tensor | None:
-    """Which points (..., N) there are for all of M queries; None where a mask says more than that, or is wrong."""
+def same_points(mask: object, query: object) -> Tensor | None:
+    """Which points (..., N) there are for all queries (..., M, d); None where a mask says more, or one is wrong."""
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool or not same_for_all_queries(mask):
         return None
     if mask.dim() < 2:
         return mask
-    return mask.select(-2, 0) if mask.shape[-2] in (1, m) else None
+    if not isinstance(query, Tensor) or query.dim() < 2:
+        return None
+    return mask.select(-2, 0) if mask.shape[-2] in (1, query.shape[-2]) else None
 
 
 def with_own_rows(mask: Tensor) -> Tensor:

@@ -153,6 +153,8 @@ def plain(
     `keep` (bool) broadcasts to (..., N): False = the point is not there. A number alpha >= 0 is checked. Elements that
     need the SVD are few, and are solved again with all others.
     """
+    if not (isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)):
+        return None
     if torch.compiler.is_compiling():
         if isinstance(alpha, Tensor) or convex or not _serves(query, key, value, keep, intercept):
             return None
