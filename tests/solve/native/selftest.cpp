@@ -7,6 +7,7 @@
 
 #include "arguments.h"
 #include "causal.h"
+#include "forget.h"
 
 extern "C" {
 int intention_native_abi(void);
@@ -16,6 +17,8 @@ int intention_ridge_backward(const RidgeArguments*);
 int intention_sigma_forward(const RidgeArguments*);
 int intention_causal_forward(const CausalArguments*);
 int intention_causal_backward(const CausalArguments*);
+int intention_forget_forward(const ForgetArguments*);
+int intention_forget_backward(const ForgetArguments*);
 }
 
 using std::int64_t;
@@ -204,6 +207,40 @@ void sigma(const Size& s) {
     compare("answer", out, want, dual ? "sigma, fewer points than features" : "sigma");
 }
 
+// Answers, and gradients of queries and values, of fits in which a token counts `decay` times less with every later one.
+template <class T>
+void compare_causal(const char* what, double decay, const Batch<T>& query, const Batch<T>& key, const Batch<T>& value,
+                    const Batch<T>& grad, const std::vector<T>& out, const std::vector<T>& to_query,
+                    const std::vector<T>& to_value) {
+    Numbers out_want, query_want, value_want;
+    for (int64_t b = 0; b < query.count; ++b) {
+        const Matrix q = query.element(b), all = key.element(b), v = value.element(b), g = grad.element(b);
+        const int64_t n = q.rows, d = q.columns, k = v.columns;
+        Matrix answer(n, k), slope(n, d), pulled(n, k);
+        for (int64_t t = 0; t < n; ++t) {  // token t fits tokens up to itself
+            Matrix seen = first_rows(all, t + 1), told = first_rows(v, t + 1);
+            Numbers root(std::size_t(t + 1));
+            for (int64_t s = 0; s <= t; ++s) {
+                root[std::size_t(s)] = std::pow(decay, 0.5 * double(t - s));
+                for (int64_t i = 0; i < d; ++i) seen(s, i) *= root[std::size_t(s)];
+                for (int64_t j = 0; j < k; ++j) told(s, j) *= root[std::size_t(s)];
+            }
+            const Matrix w = solved(seen, 0.75, product(turned(seen), told));
+            Matrix column(d, 1);
+            for (int64_t i = 0; i < d; ++i) column(i, 0) = q(t, i);
+            const Matrix shares = product(seen, solved(seen, 0.75, column));
+            for (int64_t j = 0; j < k; ++j) {
+                for (int64_t i = 0; i < d; ++i) answer(t, j) += q(t, i) * w(i, j), slope(t, i) += g(t, j) * w(i, j);
+                for (int64_t s = 0; s <= t; ++s) pulled(s, j) += root[std::size_t(s)] * shares(s, 0) * g(t, j);
+            }
+        }
+        append(out_want, answer), append(query_want, slope), append(value_want, pulled);
+    }
+    compare("answer", out, out_want, what);
+    compare("gradient of the queries", to_query, query_want, what);
+    compare("gradient of the values", to_value, value_want, what);
+}
+
 template <class T>
 void causal(int64_t batch, int64_t n, int64_t d, int64_t k) {
     Batch<T> query(batch, n, d), key(batch, n, d), value(batch, n, k), grad(batch, n, k);
@@ -221,26 +258,26 @@ void causal(int64_t batch, int64_t n, int64_t d, int64_t k) {
     a.grad = grad.tokens(), a.to_query = to_query.data(), a.to_key = to_key.data(), a.to_value = to_value.data();
     a.to_alpha = to_alpha.data(), a.to_gain = to_gain.data(), a.later_gram = gram.data(), a.later_cross = cross.data();
     intention_causal_backward(&a);
-    Numbers out_want, query_want, value_want;
-    for (int64_t b = 0; b < batch; ++b) {
-        const Matrix q = query.element(b), all = key.element(b), v = value.element(b), g = grad.element(b);
-        Matrix answer(n, k), slope(n, d), pulled(n, k);
-        for (int64_t t = 0; t < n; ++t) {  // token t fits tokens up to itself
-            const Matrix seen = first_rows(all, t + 1);
-            const Matrix w = solved(seen, 0.75, product(turned(seen), first_rows(v, t + 1)));
-            Matrix column(d, 1);
-            for (int64_t i = 0; i < d; ++i) column(i, 0) = q(t, i);
-            const Matrix shares = product(seen, solved(seen, 0.75, column));
-            for (int64_t j = 0; j < k; ++j) {
-                for (int64_t i = 0; i < d; ++i) answer(t, j) += q(t, i) * w(i, j), slope(t, i) += g(t, j) * w(i, j);
-                for (int64_t i = 0; i <= t; ++i) pulled(i, j) += shares(i, 0) * g(t, j);
-            }
-        }
-        append(out_want, answer), append(query_want, slope), append(value_want, pulled);
-    }
-    compare("answer", out, out_want, "causal");
-    compare("gradient of the queries", to_query, query_want, "causal");
-    compare("gradient of the values", to_value, value_want, "causal");
+    compare_causal<T>("causal", 1, query, key, value, grad, out, to_query, to_value);
+}
+
+template <class T>
+void forgetting(int64_t batch, int64_t n, int64_t d, int64_t k, double fade) {
+    Batch<T> query(batch, n, d), key(batch, n, d), value(batch, n, k), grad(batch, n, k);
+    query.random(), key.random(), value.random(), grad.random();
+    const std::vector<T> alpha(std::size_t(batch), T(0.75)), decay(std::size_t(batch * n), T(fade));
+    std::vector<T> out(grad.data.size()), report(std::size_t(3 * batch)), to_query(query.data.size()),
+        to_key(key.data.size()), to_value(value.data.size()), to_decay(decay.size()), to_alpha(decay.size());
+    ForgetArguments a;
+    std::memset(&a, 0, sizeof a);
+    a.is_double = sizeof(T) == 8, a.threads = 2, a.batch = batch, a.tokens = n, a.features = d, a.columns = k;
+    a.query = query.tokens(), a.key = key.tokens(), a.value = value.tokens(), a.grad = grad.tokens();
+    a.alpha = alpha.data(), a.alpha_batch = 1, a.decay = decay.data(), a.easy = 1e-5, a.easy_slopes = 4e-5;
+    a.out = out.data(), a.report = report.data(), a.to_query = to_query.data(), a.to_key = to_key.data();
+    a.to_value = to_value.data(), a.to_decay = to_decay.data(), a.to_alpha = to_alpha.data();
+    intention_forget_forward(&a);
+    intention_forget_backward(&a);
+    compare_causal<T>("forgetting", double(T(fade)), query, key, value, grad, out, to_query, to_value);
 }
 
 template <class T>
@@ -251,6 +288,8 @@ void all() {
     sigma<T>({3, 41, 19, 23, 5});
     sigma<T>({2, 11, 67, 29, 7});
     causal<T>(2, 71, 13, 3);
+    forgetting<T>(2, 71, 13, 3, 0.9);
+    forgetting<T>(1, 200, 6, 5, 0.5);  // in parts
 }
 
 int main() {
