@@ -374,7 +374,7 @@ def operator_arguments(name, dtype=torch.float64):
         q = torch.randn(2, 5, 4, dtype=dtype, requires_grad=True)
         return [
             (q, k, v, weight, alpha, gain, None, None, None, False, True),
-            (q, k.detach(), None, None, alpha, None, None, None, -torch.rand(2, 5, dtype=dtype), False, True),
+            (q, k.detach(), None, None, alpha, None, None, None, torch.rand(2, 5, dtype=dtype), False, True),
         ]
     if name == "inverse":
         square = (k.mT @ k).detach().requires_grad_()
