@@ -42,7 +42,7 @@ def jobs(experiment: Experiment, config: Any) -> list[Job]:
 
 
 def distil(rows: Sequence[Row], metric: str = "mse") -> list[Row]:
-    """One row per model and rate: the geometric mean of its held-out errors, `metric`. The smallest is the chosen one."""
+    """One row per model and rate: the geometric mean of its held-out errors (`metric`); the smallest is chosen."""
     groups: dict[tuple[str, float], list[Row]] = {}
     for row in results.select(rows, metric=metric, seed=SEED):
         if row.model in row.config:  # closed-form references have nothing to search
