@@ -17,7 +17,7 @@ from intention.lab.experiments.sequences import GATED, MIXERS, OURS, RATES, Gate
 from intention.lab.experiments.text import task as texts
 from intention.lab.experiments.text.claims import METRIC, claims
 from intention.lab.experiments.text.figures import plot
-from intention.lab.experiments.text.parts import ABLATED, PARTS
+from intention.lab.experiments.text.parts import ABLATED, ABLATION, PARTS
 from intention.lab.experiments.text.task import Text, Windows
 from intention.nn import InformerLM
 
@@ -149,7 +149,7 @@ def run(job: Job, place: Place) -> Iterator[Measure]:
     bits = _bits(model, held_out)
     if "part" in job.at:
         data = {**data, "part": job.at["part"], "steps": job.at["steps"]}
-        yield replace(_measure(bits, data), metric="bits with a part changed")
+        yield replace(_measure(bits, data), metric=ABLATION)
         return
     data["parameters"] = sum(weight.numel() for weight in model.parameters())
     for entry in entries:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 ABLATED = "intention_gated"
+ABLATION = "bits with a part changed"
 AS_IT_IS = "as it is"
 PARTS: dict[str, dict[str, Any]] = {  # name -> options of `nn.GatedIntention`
     AS_IT_IS: {},
