@@ -40,8 +40,8 @@ def plot(rows: Sequence[Row]) -> list[Plot]:
     if select(rows, metric=DRIFT):
         caption = (
             "Gated layers where coefficients drift: mean squared error with a forgetting gate (solid) and without "
-            "(dotted), means over seeds. Black: Kalman's filter (dashed), the least possible; exact ridge, which does not forget "
-            "(dash-dotted); predicting 0 (dotted)."
+            "(dotted), means over seeds. Black: Kalman's filter (dashed), the least possible; exact ridge, which "
+            "does not forget (dash-dotted); predicting 0 (dotted)."
         )
         plots.append(Plot("Error with drift", caption, partial(draw_drift, rows)))
         plots.append(Plot("Drift as numbers", "Positions from d on; 95% intervals.", table=drift_table(rows)))
