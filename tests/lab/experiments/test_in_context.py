@@ -7,7 +7,8 @@ from intention.lab.core.results import Row
 from intention.lab.experiments import in_context
 from intention.lab.experiments.in_context import model as models
 from intention.lab.experiments.in_context import task as tasks
-from intention.lab.experiments.in_context.claims import worst
+from intention.lab.experiments.in_context.claims import DRIFT, worst
+from intention.lab.experiments.sequences import GATED
 from lab.made import verdicts
 
 
@@ -106,6 +107,94 @@ def test_networks_are_compared_with_ridge_and_each_other():
     close = {"transformer": (1.8, 1.7, 1.8), "informer": (1.1, 1.1, 1.2)}
     beside = {"linear_attention": (5.0, 5.0, 6.0), "delta": (1.0, 1.0, 1.1), "sigma_intention": (1.7, 1.8, 1.8)}
     expected = ["not tested at this size", "holds", "holds", "holds", "does not hold", "partly"]
-    assert verdicts(in_context, errors_of(**close, **beside)) == expected
+    assert verdicts(in_context, errors_of(**close, **beside)) == [*expected, *["not tested at this size"] * 4]
     far = errors_of(transformer=(3.0, 3.0, 3.1), informer=(1.0, 1.1, 3.5))
     assert verdicts(in_context, far)[1:3] == ["does not hold", "partly"]
+
+
+def test_coefficients_drift_and_keep_their_variance():
+    drawn = tasks.pairs(4001, generator(), dims=1, length=40, noise=0.1, drift=0.1)
+    w = (drawn.clear / drawn.x).squeeze(-1)
+    assert w.var(0).min() > 0.9
+    assert w.var(0).max() < 1.1
+    for gap in (1, 5, 20):
+        assert (w[:, 0] * w[:, gap]).mean().item() == pytest.approx(0.9 ** (gap / 2), abs=0.06)
+
+
+def test_the_filter_of_kalman_is_ridge_without_drift_and_the_least_error_with():
+    still = tasks.pairs(31, generator(), dims=3, length=12, noise=0.3)
+    torch.testing.assert_close(models.kalman(still, 0.3, 0.0), models.ridge(still, 0.3), rtol=1e-4, atol=1e-5)
+    drawn = tasks.pairs(2001, generator(), dims=3, length=30, noise=0.3, drift=0.05)
+    errors = {
+        drift: (models.kalman(drawn, 0.3, drift) - drawn.clear).square().mean().item()
+        for drift in (0.0, 0.01, 0.05, 0.2)
+    }
+    assert min(errors, key=lambda drift: errors[drift]) == 0.05
+
+
+def drifted(**errors):
+    """Errors with drift: name=(without forgetting, with)."""
+    return [
+        Row(*("in_context", "", "quick", {}, model, seed, DRIFT, factor * value), data={"forgets": forgets, "dims": 2})
+        for model, pair in errors.items()
+        for forgets, value in zip((False, True), pair, strict=True)
+        if value is not None
+        for seed, factor in enumerate((1.0, 1.01, 1.02))
+    ]
+
+
+def test_forgetting_pays_if_the_error_is_smaller_with_it():
+    pays = drifted(intention_gated=(2.0, 1.2), delta_gated=(2.0, None), gated_delta_gated=(None, 1.5))
+    assert verdicts(in_context, pays)[7] == "holds"
+    assert verdicts(in_context, pays)[8] == "partly"  # two mixers that can forget were not run
+    others = drifted(attention_gated=(1.5, 1.4), linear_attention_gated=(3.0, 2.0))
+    assert verdicts(in_context, [*pays, *others])[8] == "holds"
+    harmed = drifted(attention_gated=(1.4, 1.5), linear_attention_gated=(3.0, 2.0))
+    assert verdicts(in_context, [*pays, *harmed])[8] == "partly"
+    assert verdicts(in_context, drifted(intention_gated=(1.2, 2.0)))[7] == "does not hold"
+    assert verdicts(in_context, [*pays, *others])[9] == "not tested at this size"  # without sigma_intention
+    every = [*pays, *others, *drifted(sigma_intention_gated=(1.9, None))]
+    assert verdicts(in_context, every)[9] == "holds"
+    assert verdicts(in_context, [*every, *drifted(attention_gated=(1.0, None))])[9] == "does not hold"
+
+
+@pytest.mark.parametrize(
+    ("factors", "expected"),
+    [
+        ((1.5, 1.5, 1.6), "holds"),
+        ((1.0, 1.1, 2.5), "partly"),
+        ((2.5, 2.5, 2.6), "does not hold"),
+        ((1.0, 1.0, None), "does not hold"),
+    ],
+)
+def test_gated_layers_are_judged_by_the_mean(factors, expected):
+    rows = errors_of(intention_gated=factors)
+    assert verdicts(in_context, rows)[6] == expected
+    if expected == "holds":
+        for row in rows[-3:]:
+            row.data["by position"][4] *= 9  # one position does not count, and is told
+        claim = in_context.claims(rows)[6]
+        assert claim.verdict == "holds"
+        assert "at the worst position (4 pairs seen)" in claim.measured
+
+
+def test_gated_networks_have_the_same_number_of_parameters():
+    sizes = [
+        sum(weight.numel() for weight in models.build(name, 16, width=64, heads=4, layers=2, alpha=1.0).parameters())
+        for name in GATED
+    ]
+    assert max(sizes) < 1.03 * min(sizes)
+
+
+def test_forgetting_is_a_gate_that_can_be_left_out():
+    forgets = {
+        (name, on): models.build(name, 3, width=8, heads=2, layers=1, alpha=1.0, forgets=on).layers[0].mixer.gamma_proj  # type: ignore[index,union-attr]
+        for name in models.CAN_FORGET
+        for on in (False, True)
+    }
+    assert {key for key, gate in forgets.items() if gate is not None} == {(name, True) for name in models.CAN_FORGET}
+
+
+def test_published_runs_of_plain_models_keep_their_names():
+    names = {job.id for job in in_context.jobs(in_context.PRESETS["standard"])}
+    assert {"intention-seed0-5b68e202", "delta-seed4-5b68e202"} <= names

@@ -8,6 +8,7 @@ import pytest
 
 from intention.lab.core.results import Row
 from intention.lab.experiments import find
+from intention.lab.experiments.sequences import GATED, RATES
 from intention.lab.report.search import read_search, searches
 from intention.lab.run import search
 
@@ -35,6 +36,18 @@ def test_every_model_gets_the_same_grid(name: str) -> None:
     assert search.SEED not in range(config.seeds)
     kept = {name: getattr(config, name) for name in (*config.models, "seeds", "data") if hasattr(config, name)}
     assert {replace(job.config, **kept) for job in jobs} == {config}  # nothing else is changed; jobs name their data
+
+
+def test_experiments_have_grids_and_scores_of_their_own() -> None:
+    text = find("text")
+    jobs = search.jobs(text, replace(text.PRESETS["standard"], plain_seeds=1))
+    grids = {name: [getattr(job.config, name).learning_rate for job in jobs if job.model == name] for name in GATED}
+    assert all(grid == list(RATES) for grid in grids.values())
+    assert sum(map(len, grids.values())) == len(jobs)  # plain models have one rate
+    assert {str(job.at) for job in jobs} == {"{}"}  # parts are changed in one model alone
+    assert 0.01 in RATES[1:-1]
+    other = replace(row("mlp", 0.1, 4.0), metric="bits")
+    assert [one.value for one in search.distil([other, row("mlp", 0.1, 5.0)], "bits")] == [4.0]
 
 
 def test_experiments_without_rates_of_their_own_are_refused() -> None:

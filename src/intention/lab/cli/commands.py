@@ -21,7 +21,7 @@ from intention.lab.cli.options import Usage
 from intention.lab.core import ranks, results
 from intention.lab.core.files import LabError
 from intention.lab.core.place import Place
-from intention.lab.experiments.base import PRESETS, VERDICTS, Experiment, Job, label
+from intention.lab.experiments.base import PRESETS, VERDICTS, Experiment, Job, label, score
 from intention.lab.run import cluster, runner, search
 from intention.lab.run import sweep as sweeping
 from intention.lab.run.progress import Display, Tally, duration
@@ -126,20 +126,20 @@ def sweep(args: list[str]) -> int:
     failures = _sweep(tasks, out, flags)
     _say(f"rows are in {runner.rows_file(out, name)}")
     if flags.search:
-        _tell_search(out, name, {task.job.id for task in tasks})
+        _tell_search(out, name, {task.job.id for task in tasks}, score(experiment))
     return _tell_failures(failures)
 
 
-def _tell_search(out: Path, name: str, runs: set[str]) -> None:
+def _tell_search(out: Path, name: str, runs: set[str], metric: str) -> None:
     """The score of every model and rate, also as rows of the kind that the report shows."""
-    found = search.distil([row for row in results.read(runner.rows_file(out, name)) if row.run in runs])
+    found = search.distil([row for row in results.read(runner.rows_file(out, name)) if row.run in runs], metric)
     path = out / "searched" / f"{name}.jsonl"
     results.replace_all(path, found)
     for row in found:
         data = row.data or {}
-        score = "not finite" if row.value is None else f"{row.value:.4g}"
+        value = "not finite" if row.value is None else f"{row.value:.4g}"
         chosen = "  chosen" if data["chosen"] else ""
-        print(f"{row.model:18s} learning rate {data['options']['learning_rate']:g}: {score}{chosen}")
+        print(f"{row.model:18s} learning rate {data['options']['learning_rate']:g}: {value}{chosen}")
     print(f"these scores are in {path}")
 
 

@@ -40,6 +40,7 @@ COLOURS = {
     "informer": "#8A5A00",
     "transformer": "#2F7FD1",
     "delta": "#7A4FBF",
+    "gated_delta": "#12A5B5",
 }
 LABELS = {
     "intention": "Intention",
@@ -60,8 +61,11 @@ LABELS = {
     "informer": "Informer",
     "transformer": "Transformer",
     "delta": "Delta rule",
+    "gated_delta": "Gated delta rule",
 }
-
+for mixer in ("intention", "sigma_intention", "attention", "linear_attention", "delta", "gated_delta"):
+    COLOURS[f"{mixer}_gated"] = COLOURS[mixer]
+    LABELS[f"{mixer}_gated"] = f"{LABELS[mixer]}, gated layers"
 
 DATA_NAMES = {
     "built-in": "built-in data (glyphs)",
@@ -216,6 +220,11 @@ class Experiment(Protocol):
     def claims(rows: Sequence[Row]) -> list[Claim]: ...
     @staticmethod
     def plot(rows: Sequence[Row]) -> list[Plot]: ...
+
+
+def score(experiment: Experiment) -> str:
+    """The metric, the smaller the better, by which a search for learning rates chooses."""
+    return getattr(experiment, "SCORE", "mse")
 
 
 def require(condition: bool, message: str) -> None:

@@ -20,6 +20,7 @@ CLOSED_FORMS = {
     "affine": "affine least squares",
     "umeyama": "Umeyama",
     "ridge": "exact ridge",
+    "kalman": "Kalman's filter",
     "counted_pairs": "counted pairs of characters",
 }
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from intention.lab.core.results import Row
@@ -10,8 +12,28 @@ from intention.lab.core.train import Plan
 from intention.lab.experiments.base import require
 
 MIXERS = ("intention", "sigma_intention", "attention", "linear_attention", "delta")
+GATED = {  # models of gated layers -> their mixer
+    "intention_gated": "intention",
+    "sigma_intention_gated": "sigma_intention",
+    "attention_gated": "attention",
+    "linear_attention_gated": "linear_attention",
+    "delta_gated": "delta",
+    "gated_delta_gated": "gated_delta",
+}
+FIXED = ("intention_gated", "linear_attention_gated", "delta_gated", "gated_delta_gated")  # a state of constant size
+RATES = (3e-3, 1e-2, 3e-2)  # tried for every model of gated layers
 WHERE = "our own line"
 OURS = "not in the paper"
+
+
+@dataclass(frozen=True)
+class Gated:
+    """What a model of gated layers has of its own."""
+
+    learning_rate: float = 1e-2
+
+    def __post_init__(self) -> None:
+        require(0 < self.learning_rate < math.inf, f"learning_rate must be > 0 and finite, got {self.learning_rate}")
 
 
 def check(config: Any, models: Sequence[str], **least: int) -> None:

@@ -23,7 +23,7 @@ from intention.lab.core.files import LabError, write_whole
 from intention.lab.core.place import Place
 from intention.lab.core.results import Row
 from intention.lab.core.train import Diverged
-from intention.lab.experiments.base import Experiment, Job, Measure, relevant
+from intention.lab.experiments.base import Experiment, Job, Measure, relevant, score
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def perform(task: Task, place: Place) -> list[Row]:
     except Diverged:
         if not task.search:
             raise
-        measures = [Measure("mse", None)]
+        measures = [Measure(score(module), None)]
     seconds = time.perf_counter() - start
     if not measures:
         raise LabError(f"the run {job.id} of {job.experiment} measured nothing")

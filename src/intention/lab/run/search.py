@@ -22,23 +22,29 @@ SEED = 1000  # no seed of a published run
 FOLDER = Path(__file__).parents[1] / "searched"
 
 
+def rates(experiment: Experiment) -> tuple[float, ...]:
+    """The grid of an experiment."""
+    return getattr(experiment, "RATES", LEARNING_RATES)
+
+
 def jobs(experiment: Experiment, config: Any) -> list[Job]:
-    """One run of the preset's length for each model and rate."""
+    """One run of the preset's length for each model and rate, of what all models are asked for."""
     trained = [name for name in getattr(config, "models", ()) if hasattr(getattr(config, name, None), "learning_rate")]
     if not trained:
         raise ValueError("the models of this experiment have no learning rate of their own to search")
     found: list[Job] = []
-    for rate in LEARNING_RATES:
+    for rate in rates(experiment):
         nets = {name: replace(getattr(config, name), learning_rate=rate) for name in trained}
         changed = dataclasses.replace(config, **nets, seeds=1)
         found += [replace(job, seed=SEED) for job in experiment.jobs(changed) if job.model in nets]
-    return found
+    asked = {name: [job.at for job in found if job.model == name] for name in trained}
+    return [job for job in found if all(job.at in each for each in asked.values())]
 
 
-def distil(rows: Sequence[Row]) -> list[Row]:
-    """One row per model and rate: the geometric mean of its held-out errors. The smallest is the chosen one."""
+def distil(rows: Sequence[Row], metric: str = "mse") -> list[Row]:
+    """One row per model and rate: the geometric mean of its held-out errors (`metric`); the smallest is chosen."""
     groups: dict[tuple[str, float], list[Row]] = {}
-    for row in results.select(rows, metric="mse", seed=SEED):
+    for row in results.select(rows, metric=metric, seed=SEED):
         if row.model in row.config:  # closed-form references have nothing to search
             groups.setdefault((row.model, row.config[row.model]["learning_rate"]), []).append(row)
     scores = {key: _score(group) for key, group in groups.items()}
