@@ -24,8 +24,8 @@ def plot(rows: Sequence[Row]) -> list[Plot]:
     plots = []
     if select(rows, metric="gradient"):
         caption = (
-            "The norm of the gradient during training, before clipping; one panel for each λ, one line for each seed. A "
-            "cross is the last step before a number that is not finite."
+            "The norm of the gradient during training, before clipping; one panel for each λ, one line for each seed. "
+            "A cross is the last step before a number that is not finite."
         )
         plots.append(Plot("Gradients", caption, partial(draw, rows)))
         about_it = (
@@ -33,10 +33,7 @@ def plot(rows: Sequence[Row]) -> list[Plot]:
         )
         plots.append(Plot("The same as numbers", about_it, table=table(rows)))
     if select(rows, metric="error"):
-        caption = (
-            "Errors of single fits against float64, and in brackets the worst token. Keys of length 1, float32; λ down, "
-            "decay across."
-        )
+        caption = "Errors of single fits against float64, and in brackets the worst token. Keys of length 1, float32."
         plots.append(Plot("Errors of a solve", caption, table=error_table(rows)))
     return plots
 

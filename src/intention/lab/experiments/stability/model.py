@@ -33,9 +33,11 @@ class Iterated(GatedIntention):
         self.steps = steps
 
     def _mix(self, tokens: Gated, memory: Memory | None) -> tuple[Tensor, Memory | None]:
-        assert memory is None and not tokens.remember, "for training alone"
+        assert memory is None, "for training alone"
         weight, decay, alpha = tokens.weight, tokens.decay, tokens.alpha
-        assert weight is not None and decay is not None and alpha is not None
+        assert weight is not None
+        assert decay is not None
+        assert alpha is not None
         query, key, value = (x.float() for x in (tokens.query, tokens.key, tokens.value))
         with torch.autocast("cpu", enabled=False):
             solved = Solve.apply(query, key, weight, decay, alpha.unsqueeze(-2), self.steps)
