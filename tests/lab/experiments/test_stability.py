@@ -69,7 +69,7 @@ def gates(batch, n):
     return weight, 0.5 + 0.5 * decay
 
 
-@pytest.mark.parametrize("n", [20, 2 * models.CHUNK])
+@pytest.mark.parametrize("n", [20, 3 * models.CHUNK])
 def test_sums_in_half_precision_are_the_sums_but_for_their_rounding(n, monkeypatch):
     drawn, (weight, decay) = task.fits(2, generator(), length=n, dims=4), gates(2, n)
     state, want = torch.zeros(2, 4, 4), []
