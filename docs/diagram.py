@@ -166,7 +166,61 @@ FORMER_LAYER = Diagram(
     ],
 )
 
-DIAGRAMS = {"kvq_space.svg": KVQ_SPACE, "heads.svg": HEADS, "former_layer.svg": FORMER_LAYER}
+GATED_NOTE = (
+    "gates: a sigmoid of a linear function of x · dashed: learnt, the same for all tokens · H, G: the state of a head"
+)
+GATED_LAYER = Diagram(
+    "A gated Intention layer",
+    "The token x goes through a linear layer to q, k and v, a convolution over the last four tokens with SiLU, and q"
+    " and k get length 1. Intention then lets its two sums H and G fade by gamma, adds k k' and k v' times beta, and"
+    " solves (H + lambda) for q. What it reads is multiplied by an output gate and goes through a linear layer to y."
+    " Beta, gamma and the output gate come from the token x; lambda is learnt for each channel. H and G are the state"
+    " that goes on to the next token.",
+    1080,
+    424,
+    {
+        "x": Node("data", 40, 190, "x", 48),
+        "linear": Node("embedding", 142, 190, "linear\nq, k, v", 84, 56),
+        "convolution": Node("operation", 278, 190, "convolution\n4 taps, SiLU", 132, 56),
+        "unit": Node("operation", 416, 190, "q and k of\nlength 1", 104, 56),
+        "Intention": Node(
+            "intention", 646, 190, "Intention\nH ← γ H + β k k′\nG ← γ G + β k v′\no = q (H + λ)⁻¹ G", 276, 124
+        ),
+        "β": Node("embedding", 576, 56, "β gate\nhow much is written", 190, 56),
+        "λ": Node("optional", 738, 56, "λ > 0\nper channel", 114, 56),
+        "γ": Node("embedding", 576, 312, "γ gate\nhow much stays", 148, 56),
+        "state": Node("data", 722, 312, "H, G", 84, 32),
+        "gate": Node("embedding", 868, 312, "output\ngate", 84, 56),
+        "times": Node("product", 868, 190, "o × gate", 92, 32),
+        "out": Node("embedding", 966, 190, "linear", 68, 32),
+        "y": Node("data", 1044, 190, "y", 40),
+        "note": Node("note", 540, 402, GATED_NOTE, 1040, 22),
+    },
+    [
+        Edge("x", "linear"),
+        Edge("linear", "convolution"),
+        Edge("convolution", "unit"),
+        Edge("unit", "Intention"),
+        Edge("Intention", "times", "o"),
+        Edge("times", "out"),
+        Edge("out", "y"),
+        Edge("x", "β", via=((40, 56),)),
+        Edge("x", "γ", via=((40, 312),)),
+        Edge("x", "gate", via=((40, 372), (868, 372))),
+        Edge("β", "Intention"),
+        Edge("λ", "Intention", dashed=True),
+        Edge("γ", "Intention"),
+        Edge("gate", "times"),
+        Edge("Intention", "state"),
+    ],
+)
+
+DIAGRAMS = {
+    "kvq_space.svg": KVQ_SPACE,
+    "heads.svg": HEADS,
+    "former_layer.svg": FORMER_LAYER,
+    "gated_layer.svg": GATED_LAYER,
+}
 
 # ---- the renderer --------------------------------------------------------------------------------------------------
 

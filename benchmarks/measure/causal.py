@@ -3,7 +3,9 @@
     python benchmarks/measure/causal.py
 
 One thread, float32, alpha = 1, d = k = 64; heads become fewer as N grows, so that all shapes have as many tokens.
-The methods are timed in turn within one run, with the accuracy checks on. Results go to benchmarks/results/causal.json.
+Forgetting is timed at shapes of its own, by size, decay, kind of keys and threads, and so are gated layers.
+The methods are timed in turn within one run, with the accuracy checks on. Results go to benchmarks/results/causal.json;
+with --parts only some are measured again, and the others stay as they are.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ import argparse
 import json
 import platform
 import resource
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +26,20 @@ from torch import Tensor
 from context import medians
 from intention import CausalState, causal_intention
 from intention import functional as F
+from intention.nn import GatedIntention
+from intention.solve.native import library
 
 D = 64
 TOKENS = 8192
 LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 ALPHAS = (10.0, 1.0, 0.1, 1e-2, 1e-3, 1e-4)
+FORGETTING = ((1, 16, 1024, 64), (1, 16, 4096, 64), (1, 16, 1024, 32), (1, 32, 256, 16), (1, 8, 8192, 64))
+IN_TORCH = (1, 16, 1024, 64)
+DECAYS = (0.999, 0.99, 0.9, 0.05)
+KEYS = {"unit": 0.1, "normal": 1.0}  # kind -> alpha
+LAYER = (256, 4)  # width and heads
+LAYERS = ((8, 512), (2, 2048))  # batch, N
+PARTS = ("memory", "accuracy", "lengths", "forgetting", "layers", "padded", "llama")
 
 
 def inputs(n: int, grad: bool = False) -> list[Tensor]:
@@ -103,6 +116,73 @@ def accuracy(n: int = 512) -> list[dict[str, float]]:
 PADDINGS = {"left": slice(0, 341), "right": slice(683, 1024), "middle": slice(341, 683)}  # a third of 1,024 tokens
 
 
+def faded(shape: tuple[int, ...], threads: int, seconds: float, in_torch: bool = False) -> list[dict[str, Any]]:
+    """Forgetting at one shape, for all decays and both kinds of keys, and causal SDPA on the same tokens."""
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(shape, generator=generator) for _ in range(3))
+    tokens = {"normal": [query, key, value], "unit": [TF.normalize(query, dim=-1), TF.normalize(key, dim=-1), value]}
+    upstream = torch.randn(shape, generator=generator)
+    calls: dict[str, Callable[..., Tensor]] = {"sdpa": lambda kind, inputs: sdpa(*inputs)}
+    for decay in DECAYS:
+        decays = torch.full(shape[:-1], decay)
+        calls[f"{decay:g}"] = lambda kind, inputs, decays=decays: causal_intention(
+            *inputs, alpha=KEYS[kind], decay=decays
+        )
+    rows = []
+    torch.set_num_threads(threads)
+    with library.off() if in_torch else nullcontext():
+        for kind, own in tokens.items():
+            moving = [x.clone().requires_grad_() for x in own]
+            with torch.no_grad():
+                forward = {name: lambda call=call, own=own, kind=kind: call(kind, own) for name, call in calls.items()}
+                found = {"fwd": medians(forward, seconds)}
+            both = {
+                name: lambda call=call, moving=moving, kind=kind: torch.autograd.grad(
+                    call(kind, moving), moving, upstream
+                )
+                for name, call in calls.items()
+            }
+            found["fwd+bwd"] = medians(both, seconds)
+            about = {"shape": list(shape), "threads": threads, "keys": kind, "alpha": KEYS[kind], "torch": in_torch}
+            rows.append({**about, **found})
+    torch.set_num_threads(1)
+    return rows
+
+
+def forgotten(seconds: float) -> list[dict[str, Any]]:
+    """Every shape with one and two threads; without the compiled kernels at one of them."""
+    runs = [(shape, threads, False) for shape in FORGETTING for threads in (1, 2)]
+    rows = []
+    for shape, threads, in_torch in (*runs, (IN_TORCH, 1, True)):
+        rows += faded(shape, threads, seconds, in_torch)
+        for row in rows[-len(KEYS) :]:
+            for label in ("fwd", "fwd+bwd"):
+                base = row[label]["sdpa"]
+                ratios = {name: round(t / base, 3) for name, t in row[label].items() if name != "sdpa"}
+                about = f"{shape} {threads} thread(s) {row['keys']}{' torch' * in_torch}"
+                print(f"{about} {label:8s} sdpa {base * 1e3:8.2f} ms", ratios, flush=True)
+    return rows
+
+
+def layers(seconds: float) -> list[dict[str, Any]]:
+    """A training step of a gated layer (forward, gradients of all weights), and of the same one with SDPA."""
+    width, heads = LAYER
+    rows = []
+    for batch, n in LAYERS:
+        generator = torch.Generator().manual_seed(0)
+        x, upstream = (torch.randn(batch, n, width, generator=generator) for _ in range(2))
+        x.requires_grad_()
+        steps = {}
+        for mixer in ("attention", "intention"):
+            layer = GatedIntention(width, heads, mixer=mixer)
+            steps[mixer] = lambda layer=layer, x=x, upstream=upstream: torch.autograd.grad(
+                layer(x, need_state=False)[0], [x, *layer.parameters()], upstream
+            )
+        rows.append({"batch": batch, "n": n, "width": width, "heads": heads, "step": medians(steps, seconds)})
+        print(rows[-1], flush=True)
+    return rows
+
+
 def padded(seconds: float) -> dict[str, Any]:
     """16 heads x 1,024 tokens with a third of padding, as attn_mask (B, 1, 1, N); "none" has no mask."""
     own, moving = ([torch.randn(4, 4, 1024, D, requires_grad=grad) for _ in range(3)] for grad in (False, True))
@@ -166,33 +246,46 @@ def memory(steps: int) -> list[dict[str, int]]:
     return found
 
 
+def by_length(lengths: list[int], seconds: float) -> list[dict[str, Any]]:
+    rows = []
+    for n in lengths:
+        rows.append(timed(n, seconds))
+        for label in ("fwd", "fwd+bwd"):
+            base = rows[-1][label]["sdpa"]
+            ratios = {name: round(t / base, 3) for name, t in rows[-1][label].items() if name != "sdpa"}
+            print(f"{n:6d} x {rows[-1]['heads']:2d} {label:8s} sdpa {base * 1e3:8.2f} ms", ratios, flush=True)
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=3.0, help="for each length and pass")
     parser.add_argument("--lengths", type=int, nargs="*", default=LENGTHS)
     parser.add_argument("--steps", type=int, default=100_000, help="tokens of the streaming check")
+    parser.add_argument("--parts", nargs="*", default=PARTS, choices=PARTS, help="what is measured; the rest stays")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "causal.json")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    result: dict[str, Any] = {"torch": torch.__version__, "machine": platform.machine()}
-    result["memory"] = memory(args.steps)  # first: the peak is that of the process
-    print(result["memory"], flush=True)
-    result["accuracy"] = accuracy()
-    for row in result["accuracy"]:
-        print({name: f"{x:.1e}" for name, x in row.items()})
-    result["lengths"] = []
-    for n in args.lengths:
-        row = timed(n, args.seconds)
-        result["lengths"].append(row)
-        for label in ("fwd", "fwd+bwd"):
-            base = row[label]["sdpa"]
-            ratios = {name: round(t / base, 3) for name, t in row[label].items() if name != "sdpa"}
-            print(f"{n:6d} x {row['heads']:2d} {label:8s} sdpa {base * 1e3:8.2f} ms", ratios, flush=True)
-    result["padded"], result["llama"] = padded(args.seconds), language_model(args.seconds)
-    for label, times in (*result["padded"].items(), *result["llama"].items()):
-        base = next(iter(times.values()))
-        print(f"{label:8s} {base * 1e3:8.2f} ms", {name: round(t / base, 3) for name, t in times.items()})
-    path = Path(__file__).parents[1] / "results" / "causal.json"
-    path.write_text(json.dumps(result, indent=1) + "\n")
+    result: dict[str, Any] = json.loads(args.out.read_text()) if args.out.exists() else {}
+    result.update(torch=torch.__version__, machine=platform.machine())
+    parts: dict[str, Callable[[], Any]] = {
+        "memory": lambda: memory(args.steps),  # first: the peak is that of the process
+        "accuracy": accuracy,
+        "lengths": lambda: by_length(args.lengths, args.seconds),
+        "forgetting": lambda: forgotten(args.seconds),
+        "layers": lambda: layers(args.seconds),
+        "padded": lambda: padded(args.seconds),
+        "llama": lambda: language_model(args.seconds),
+    }
+    for name in [name for name in parts if name in args.parts]:
+        result[name] = parts[name]()
+        if name in ("memory", "accuracy"):
+            print(*result[name], sep="\n", flush=True)
+        if name in ("padded", "llama"):
+            for label, times in result[name].items():
+                base = next(iter(times.values()))
+                print(f"{label:8s} {base * 1e3:8.2f} ms", {each: round(t / base, 3) for each, t in times.items()})
+        args.out.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""README.md, docs/lab.md and docs/lab/*.svg from the rows of results/standard and, of experiments on real data, real.
+"""README.md, docs/lab.md, docs/sequences.md and docs/lab/*.svg from rows: results/standard and, of real data, real.
 
 python benchmarks/pages/lab_results.py
 """
@@ -10,6 +10,7 @@ from pathlib import Path
 from intention.lab import experiments
 from intention.lab.core import results
 from intention.lab.core.results import Row
+from intention.lab.experiments.stability.claims import errors
 from intention.lab.report.figures import standalone
 from intention.lab.report.sections import Section, section
 from table import fill, markdown
@@ -51,6 +52,21 @@ def short(found: list[Section]) -> str:
     return _left(markdown(["experiment", "claim", "measured", "verdict"], body))
 
 
+def forgetting(rows: list[Row]) -> str:
+    """docs/sequences.md: errors of float32 answers by ridge and decay, and the ranges of others over the decays."""
+    own, *others = (errors(rows, model) for model in ("intention", "solve", "conjugate_gradients"))
+    decays = sorted({decay for _, decay in own}, reverse=True)
+    body = []
+    for alpha in sorted({alpha for alpha, _ in own}, reverse=True):
+        cells = [f"{own[alpha, decay]:.0e}" for decay in decays]
+        for each in others:
+            found = [error for (ridge, _), error in each.items() if ridge == alpha]
+            cells.append(f"{min(found):.0e} to {max(found):.0e}")
+        body.append([f"{alpha:g}", *cells])
+    head = ["λ", *(f"γ = {decay:g}" for decay in decays), "float32 solve per token", "30 steps of conjugate gradients"]
+    return markdown(head, body)
+
+
 def _left(table: str) -> str:
     return table.replace("---:", "---")
 
@@ -63,6 +79,7 @@ def main() -> None:
     found = sections(rows())
     fill(ROOT / "docs" / "lab.md", "claims", claims(found))
     fill(ROOT / "README.md", "results", short(found))
+    fill(ROOT / "docs" / "sequences.md", "errors", forgetting(rows()))
     folder = ROOT / "docs" / "lab"
     folder.mkdir(exist_ok=True)
     for one in found:

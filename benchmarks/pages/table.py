@@ -203,6 +203,33 @@ def causal_memory(result: dict[str, Any]) -> str:
     return markdown(["tokens", "state of 8 heads", "peak of the process"], body)
 
 
+def causal_forgetting(result: dict[str, Any]) -> str:
+    """Ratios to causal SDPA for every decay; those of two threads and of pure torch at one of them."""
+    decays, one = ["0.999", "0.99", "0.9", "0.05"], "0.99"
+    found = {(tuple(r["shape"]), r["keys"], r["threads"], r["torch"]): r for r in result["forgetting"]}
+    body = []
+    for (shape, keys, threads, in_torch), row in found.items():
+        if threads != 1 or in_torch:
+            continue
+        two, torch = found.get((shape, keys, 2, False)), found.get((shape, keys, 1, True))
+        for label in ("fwd", "fwd+bwd"):
+            cells = [ratio(row[label], decay) for decay in decays]
+            cells += ["–" if other is None else ratio(other[label], one) for other in (two, torch)]
+            about = [f"{shape[1]} × {shape[2]:,}", str(shape[3]), f"{keys}, {row['alpha']:g}", label]
+            body.append([*about, f"{row[label]['sdpa'] * 1e3:.1f}", *cells])
+    head = ["heads × N", "d", "keys, α", "pass", "causal SDPA ms", *(f"γ = {float(x):g}" for x in decays)]
+    return markdown([*head, f"two threads, {one}", f"pure torch, {one}"], body)
+
+
+def causal_layers(result: dict[str, Any]) -> str:
+    body = []
+    for row in result["layers"]:
+        times, about = row["step"], f"{row['batch']} × {row['n']:,}"
+        ms = f"{times['attention'] * 1e3:.1f}"
+        body.append([about, f"{row['width']}, {row['heads']}", ms, f"{times['intention'] / times['attention']:.2f}"])
+    return markdown(["batch × N", "width, heads", 'mixer="attention" ms', 'mixer="intention", times that'], body)
+
+
 def native_rows(result: dict[str, Any], part: str) -> dict[tuple[Any, ...], dict[int, dict[str, Any]]]:
     """(shape, pass) -> threads -> row"""
     found: dict[tuple[Any, ...], dict[int, dict[str, Any]]] = {}
@@ -307,6 +334,9 @@ def main() -> None:
     fill(page, "speed", causal_speed(result))
     fill(page, "accuracy", causal_accuracy(result))
     fill(page, "memory", causal_memory(result))
+    for name, make in (("forgetting", causal_forgetting), ("layers", causal_layers)):
+        if name in result:
+            fill(page, name, make(result))
     result = json.loads((ROOT / "benchmarks" / "results" / "native.json").read_text())
     fill(ROOT / "README.md", "speed", short(result))
     page = ROOT / "docs" / "native.md"

@@ -198,3 +198,12 @@ def test_the_layer_adds_before_it_normalises():
     mixer = diagram.box(drawn.nodes["mixer"])
     held = {key for key, it in boxes(drawn).items() if inside(it, mixer)}
     assert held == {"attention", "linear attention", "Intention", "σIntention", "Neural Process"}
+
+
+def test_the_gated_layer_has_its_parts_in_order():
+    drawn = diagram.DIAGRAMS["gated_layer.svg"]
+    edges = {edge[:2]: edge.dashed for edge in drawn.edges}
+    assert set(pairwise(["x", "linear", "convolution", "unit", "Intention", "times", "out", "y"])) < set(edges)
+    assert {(a, b) for a, b in edges if b == "Intention"} == {(a, "Intention") for a in ("unit", "β", "γ", "λ")}
+    assert {("x", "β"), ("x", "γ"), ("x", "gate"), ("gate", "times"), ("Intention", "state")} < set(edges)
+    assert [pair for pair, dashed in edges.items() if dashed] == [("λ", "Intention")]  # of no token

@@ -251,11 +251,14 @@ class GatedIntention(nn.Module):
         scale = None if self.log_scale is None else _wide(self.log_scale).exp().view(self.kv_heads, -1, 1, 1)
         q, k, v = q.unflatten(1, (self.kv_heads, -1)), k.unsqueeze(2), v.unsqueeze(2)
         tokens = Gated(q, k, v, weight, decay, seen, alpha, scale, need_state)
-        mixed, memory = RULES[self.mixer].mix(tokens, None if state is None else state.memory)
+        mixed, memory = self._mix(tokens, None if state is None else state.memory)
         y = self._read(x, mixed.flatten(1, 2).transpose(1, 2), v.dtype)
         if not need_state or memory is None:
             return y, None
         return y, GatedState(tail, memory, seen + (n if length is None else length))
+
+    def _mix(self, tokens: Gated, memory: Memory | None) -> tuple[Tensor, Memory | None]:
+        return RULES[self.mixer].mix(tokens, memory)
 
     def _heads(
         self, x: Tensor, tail: Tensor | None, length: Tensor | None

@@ -27,8 +27,10 @@ NAMES = (
     "in_context",
     "recall",
     "text",
+    "stability",
+    "needle",
 )
-OURS = ("in_context", "recall", "text")  # the paper does not have them
+OURS = ("in_context", "recall", "text", "stability", "needle")  # the paper does not have them
 
 
 def find(name: str) -> Experiment:
