@@ -74,9 +74,11 @@ def layers_with_gates(name: str, width: int, heads: int, layers: int, forgets: b
     """forgets: None is as the mixer has it.
 
     A token holds its pair, so that a convolution, which starts at random, brings together what does not belong
-    together; and SiLU is not linear, as what is regressed is.
+    together; SiLU and vectors of length 1 are not linear, as what is regressed is. The delta rules alone need keys of
+    length 1: longer ones overshoot.
     """
-    options = {"gamma": forgets, "taps": 0, "silu": False, "rotary": False}
+    unit = name in ("delta_gated", "gated_delta_gated")
+    options = {"gamma": forgets, "taps": 0, "silu": False, "unit": unit, "rotary": False}
     found = gated_layers(width, heads, layers, 4 * width, mixer=GATED[name], options=options)
     shrink_branches(found)
     return found
