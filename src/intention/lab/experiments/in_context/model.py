@@ -71,8 +71,14 @@ def plain_layers(mixer: str, width: int, heads: int, layers: int) -> list[Causal
 
 
 def layers_with_gates(name: str, width: int, heads: int, layers: int, forgets: bool | None) -> list[GatedLayer]:
-    """forgets: None is as the mixer has it. No SiLU: what is regressed is linear, and SiLU is not."""
-    options = {"gamma": forgets, "silu": False, "rotary": False}
+    """forgets: None is as the mixer has it.
+
+    A token holds its pair, so that a convolution, which starts at random, brings together what does not belong
+    together; SiLU and vectors of length 1 are not linear, as what is regressed is. The delta rules alone need keys of
+    length 1: longer ones overshoot.
+    """
+    unit = name in ("delta_gated", "gated_delta_gated")
+    options = {"gamma": forgets, "taps": 0, "silu": False, "unit": unit, "rotary": False}
     found = gated_layers(width, heads, layers, 4 * width, mixer=GATED[name], options=options)
     shrink_branches(found)
     return found
