@@ -123,8 +123,9 @@ def learnt(job: Job, rate: float, place: Place, short: list[Needle]) -> Learnt:
     sizes = {"width": config.width, "heads": config.heads, "layers": config.layers, "window": config.window}
     model = build(job.model, vocabulary=2 * config.keys + config.values, **sizes)
     if place.folder is not None:
-        place = replace(place, folder=place.folder / f"rate{rate:g}")
-        place.folder.mkdir(parents=True, exist_ok=True)
+        folder = place.folder / f"rate{rate:g}"
+        folder.mkdir(parents=True, exist_ok=True)
+        place = replace(place, folder=folder)
 
     def measured(model: nn.Module) -> dict[str, float]:
         return {"accuracy": float(torch.cat([_right(model, drawn) for drawn in short]).mean())}
