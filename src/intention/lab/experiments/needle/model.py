@@ -31,10 +31,10 @@ def build(name: str, *, vocabulary: int, width: int, heads: int, layers: int, wi
     if name != "window":
         return InformerLM(vocabulary, width, heads, layers, layer="gated", **IN_SHELL[name])
     model = InformerLM(vocabulary, width, heads, layers, layer="gated", mixer="attention")
+    weights = model.state_dict()
     for layer in model.layers:
-        whole = layer.mixer
         layer.mixer = Windowed(width, heads, window)
-        layer.mixer.load_state_dict(whole.state_dict())
+    model.load_state_dict(weights)
     return model
 
 

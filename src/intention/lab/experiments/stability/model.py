@@ -18,10 +18,10 @@ def build(name: str, *, vocabulary: int, width: int, heads: int, layers: int, al
     """The model, and with the name "conjugate_gradients" its layers with so many steps of them."""
     model = InformerLM(vocabulary, width, heads, layers, layer="gated", alpha=alpha)
     if name == "conjugate_gradients":
+        weights = model.state_dict()
         for layer in model.layers:
-            solved = layer.mixer
             layer.mixer = Iterated(width, heads, alpha=alpha, steps=steps)
-            layer.mixer.load_state_dict(solved.state_dict())
+        model.load_state_dict(weights)
     return model
 
 
