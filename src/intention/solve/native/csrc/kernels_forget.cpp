@@ -589,10 +589,23 @@ void run(const ForgetArguments& a, const ForgetPlan& plan, ForgetStage stage, In
     if (stage == SLOPES || stage == BOTH_SWEEPS) call.second_sweep();
 }
 
+// What has faded below 1e-38 counts as 0 meanwhile: such numbers take a hundred times longer.
+class Flushed {
+  public:
+#if defined(__SSE2__)
+    Flushed() : before(__builtin_ia32_stmxcsr()) { __builtin_ia32_ldmxcsr(before | 0x8040); }
+    ~Flushed() { __builtin_ia32_ldmxcsr(before); }
+
+  private:
+    const unsigned before;
+#endif
+};
+
 }  // namespace
 
 int forget(const ForgetArguments& a, const ForgetPlan& plan, ForgetStage stage, Int from, Int to) {
     static thread_local Arena memory;
+    [[maybe_unused]] const Flushed flushed;
     for (Int i = from; i < to; ++i) a.is_double ? run<double>(a, plan, stage, i, memory) : run<float>(a, plan, stage, i, memory);
     return PLAIN;
 }
