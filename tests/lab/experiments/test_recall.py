@@ -1,5 +1,7 @@
 """Keys that are asked for again, and claims that can fail."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -151,7 +153,7 @@ def test_mixed_lengths_double_and_have_as_many_keys():
 
 def test_gated_models_have_the_same_parameters_and_known_states():
     config = recall.PRESETS["standard"].of({"width": 64, "head": 32, "most": 64})
-    models = {name: recall.built(name, config, 64, 0) for name in GATED}
+    models: dict[str, Any] = {name: recall.built(name, config, 64, 0) for name in GATED}
     sizes = [sum(weight.numel() for weight in model.parameters()) for model in models.values()]
     assert max(sizes) < 1.03 * min(sizes)
     matrix = 2 * 2 * 32 * 32  # layers, heads
