@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from intention.solve.ladder import FLOAT64
+from intention.solve.ladder import FLOAT64, SEQUENCE_ERROR
 from intention.solve.native import forget
 from intention.solve.native.library import available
 
@@ -160,3 +160,8 @@ def test_a_hard_sequence_leaves_its_neighbours_alone() -> None:
     out = forward(tensors[0], key, *tensors[2:])[0]
     assert out[2, 5:].isnan().any()
     torch.testing.assert_close(out[rest], alone[rest], rtol=1e-4, atol=1e-5)
+
+
+def test_an_error_that_float32_may_have_is_below_the_one_that_is_refused() -> None:
+    """Else sequences that the kernels have served would be fitted once more, token by token."""
+    assert forget.EASY + torch.finfo(torch.float32).eps < SEQUENCE_ERROR
