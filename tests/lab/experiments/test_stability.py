@@ -110,7 +110,9 @@ def test_the_model_is_the_same_at_the_start_and_runs_in_bfloat16():
     assert all(torch.equal(a, b) for a, b in zip(*(each.values() for each in weights), strict=True))
     seen = []
     model = models.Watched(models.build("intention", **sizes), 2)
-    model.model.layers[0].mixer.in_proj.register_forward_hook(lambda module, given, out: seen.append(out.dtype))
+    model.model.get_submodule("layers.0.mixer.in_proj").register_forward_hook(
+        lambda module, given, out: seen.append(out.dtype)
+    )
     assert model(torch.randint(7, (2, 5))).dtype == torch.float32
     assert seen == [torch.bfloat16]
 
