@@ -276,8 +276,8 @@ EXPORTED int intention_forget_backward(const ForgetArguments* a) {
     if (plan.parts == 1) {
         each_group(*a, plan, BOTH_SWEEPS);
     } else {
-        const int64_t d = (a->features + 3) / 4 * 4, pieces = (plan.length + 31) / 32;
-        plan.room_bytes = pieces * (64 + 2 * 64 * (2 * 32 * d + 2 * 32 + (a->to_decay ? d * (d + a->columns) : 0)));
+        constexpr int64_t REGISTER = 64, HALVES = 2;  // bytes; floats may be done in double
+        plan.room_bytes = (plan.length + PIECE - 1) / PIECE * REGISTER * (1 + HALVES * kept_of_a_piece(*a));
         const std::unique_ptr<char, void (*)(void*)> room(
             static_cast<char*>(std::aligned_alloc(64, std::size_t(groups_of(*a, plan) * plan.room_bytes))), std::free);
         plan.room = room.get();

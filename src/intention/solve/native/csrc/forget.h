@@ -20,6 +20,16 @@ struct ForgetArguments {
     double *to_gram, *to_cross;  // (B, d, d), (B, d, k): sum D z r' + r z' and sum D z g' over all tokens, or null
 };
 
+constexpr std::int64_t PIECE = 32;  // tokens after which the sums, which are kept in double, are rounded anew
+constexpr std::int64_t PANEL = 4;   // rows that are factored together; features are padded to it
+
+// Lanes that a backward keeps of a piece between its two sweeps: z and r, two numbers a token, and with slopes of decays the
+// sums before it.
+inline std::int64_t kept_of_a_piece(const ForgetArguments& a) {
+    const std::int64_t d = (a.features + PANEL - 1) / PANEL * PANEL;
+    return 2 * PIECE * d + 2 * PIECE + (a.to_decay ? d * (d + a.columns) : 0);
+}
+
 // How sequences are cut into parts, of which a register holds one per lane.
 struct ForgetPlan {
     std::int64_t parts, length;  // of each sequence; tokens of a part, of the last one maybe fewer

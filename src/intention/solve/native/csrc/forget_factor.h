@@ -1,12 +1,12 @@
 // One fit in every lane: A = c H + alpha I is factored, H being what a token has updated, and systems are solved.
 #pragma once
 
+#include "forget.h"
 #include "lanes.h"
 
 namespace INTENTION_ARCH {
 namespace {
 
-constexpr int PANEL = 4;                             // rows that are factored together; features are padded to it
 constexpr int ACROSS = BYTES == 64 ? 4 : 2;          // columns: PANEL x ACROSS sums in registers
 
 inline Int row_at(Int i) { return i * (i + 1) / 2; }  // of a lower triangle whose rows follow each other

@@ -8,8 +8,6 @@
 namespace INTENTION_ARCH {
 namespace {
 
-constexpr Int PIECE = 32;  // tokens after which the sums, which are kept in double, are rounded anew
-
 inline Int in_panels(Int d) { return ceil_div(d, PANEL) * PANEL; }
 
 // The parts of sequences that share registers.
@@ -161,7 +159,7 @@ struct Piece {
     Vec<T> *gram, *cross;                   // (d, d), (d, k): the sums before the piece, or after it
     Vec<T> *rows, *others;                  // (n, max(d, k)) each: to work with
     Vec<T>* pairs[4];                       // (n, n) each
-    Vec<T> *numbers[6];                     // (n) each
+    Vec<T>* numbers[4];                     // (n) each
 
     void place(Arena& memory, Int d_, Int k_, bool backward) {
         d = d_, k = k_;
@@ -179,7 +177,6 @@ struct Piece {
 
     Lanes<T> by_d(Vec<T>* x) const { return {x, d, 1}; }
     Lanes<T> by_k(Vec<T>* x) const { return {x, k, 1}; }
-    Lanes<T> by_n(Vec<T>* x) const { return {x, n, 1}; }
 
     void measure_decays() {
         for (Int t = 0; t < n; ++t) {

@@ -361,7 +361,7 @@ struct Call {
 
     // What the first sweep leaves to the second of a piece: z, r (n, d), z_t B_0 g_t - c z_t S_0 r_t and z_t S_0 r_t (n),
     // and where slopes of decays are wanted B_0 (d, k) and c S_0 / 2 (d, d), all in lanes of the precision of its work.
-    Int kept_lanes() const { return 2 * PIECE * d + 2 * PIECE + (a.to_decay ? d * (d + k) : 0); }
+    Int kept_lanes() const { return kept_of_a_piece(a); }
     Int kept_bytes() const { return kept_lanes() * HALVES * Int(sizeof(Vec<double>)); }
     template <class T>
     Vec<T>* kept_of(Int piece, int half) {
