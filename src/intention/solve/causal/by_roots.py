@@ -26,6 +26,7 @@ from intention.solve.ladder import has_float64
 LENGTH = 32  # tokens of a chunk
 AT_ONCE = 1 << 22  # numbers in the matrices that are factored at once (32 MiB)
 MODERATE = 1e9  # condition of I + K K'
+NOISE = 4.0  # times d eps: what rounding leaves in a state's sums where no token was
 
 
 def rooted(tokens: Tokens, decay: Tensor | None, transposed: bool) -> tuple[Tensor, Tensor]:
@@ -60,19 +61,24 @@ def rooted(tokens: Tokens, decay: Tensor | None, transposed: bool) -> tuple[Tens
 
 
 def root_of_state(tokens: Tokens, gain: Tensor, width: int) -> Tensor:
-    """(B, d, d + k): rows of which a state's sums are the products."""
+    """(B, d, d + k): rows of which a state's sums are the products.
+
+    Along an eigenvector whose eigenvalue is rounding the sums with values tell whether a token was there: they are of
+    the order of its root."""
     start = gain.new_zeros(*tokens.key.shape[::2], width)
     if tokens.gram is None:
         return start
     spectrum, vectors = torch.linalg.eigh(tokens.gram.to(start.dtype))
-    top = spectrum[:, -1:]
-    there = spectrum > tokens.key.shape[2] * torch.finfo(start.dtype).eps * top
-    size = torch.where(there, spectrum, 0.0).sqrt().unsqueeze(-1)
-    keys = gain.squeeze(1) * size * vectors.mT
+    eps, top = torch.finfo(start.dtype).eps, spectrum[:, -1:]
+    rounding = tokens.key.shape[2] * eps
+    there = spectrum > rounding * top
     if tokens.cross is None:
-        return keys
-    values = vectors.mT @ tokens.cross.to(start.dtype) / torch.where(size > 0, size, torch.inf)
-    return torch.cat([keys, values], -1)
+        return gain.squeeze(1) * torch.where(there, spectrum, 0.0).sqrt().unsqueeze(-1) * vectors.mT
+    told = vectors.mT @ tokens.cross.to(start.dtype)
+    there = there | (told.abs().amax(-1) > NOISE * rounding * told.abs().amax((1, 2)).unsqueeze(-1))
+    size = torch.where(there, spectrum.clamp_min(eps * top), 0.0).sqrt().unsqueeze(-1)
+    values = told / torch.where(size > 0, size, torch.inf)
+    return torch.cat([gain.squeeze(1) * size * vectors.mT, values], -1)
 
 
 def _starts(start: Tensor, rows: Tensor, fade: Fading) -> Tensor:

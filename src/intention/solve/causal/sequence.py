@@ -194,24 +194,11 @@ def _token_by_token(nine: Nine, transposed: bool) -> tuple[Tensor, Report, Tenso
         out = out + rooted(tokens._replace(query=rest, value=None, cross=None), nine[8], False)[0]
     limit = torch.full_like(ratio, SHORT_RATIO if tokens.key.shape[1] < tokens.key.shape[2] else LONG_RATIO)
     if tokens.gram is not None:
-        empty = (tokens.gram == 0).flatten(1).all(1)
-        limit = torch.where(empty, limit, STATE_RATIO)
-        if tokens.value is not None and not transposed and not bool(empty.all()):
-            out = torch.where(empty.view(-1, 1, 1), out, _by_sums(tokens, nine[8]))
+        limit = torch.where((tokens.gram == 0).flatten(1).all(1), limit, STATE_RATIO)
     dtype = tokens.key.dtype
     error = torch.finfo(out.dtype).eps * ratio + torch.finfo(dtype).eps
     report = Report(torch.full_like(error, QR, dtype=dtype), ratio.to(dtype), error.to(dtype))
     return out.to(dtype), report, ratio < limit
-
-
-def _by_sums(tokens: Tokens, decay: Tensor | None) -> Tensor:
-    """z_t B_t with z_t = A_t^-1 q_t: of a state's B, what lies where its S is nearly 0 has no part in a root of S."""
-    z, _ = rooted(tokens._replace(value=None, cross=None), decay, False)
-    _, key, value, weight, _, _, _, cross = (None if x is None else x.to(z.dtype) for x in tokens)
-    assert key is not None
-    assert value is not None
-    counted = value if weight is None else weight.unsqueeze(-1) * value
-    return gradients.read(gradients.faded(decay, key), z, key, counted, cross)
 
 
 def _query_by_query(nine: Nine) -> tuple[Tensor, Report]:
