@@ -75,6 +75,12 @@ def test_gradients_that_divide_by_alpha_twice(seed):
         ("functional", 468, True),  # sigma-Intention at a condition of 1e17: values are right, slopes are warned of
         ("functional", 8740, True),  # an SVD at 1e15, whose coefficients need more than one step of refinement
         ("functional", 8848, True),  # an intercept of no points jumps: it has no slope in their weights
+        ("causal", 294, False),  # streams whose state is nearly singular: a root of it lost what values know
+        ("causal", 2250, False),
+        ("causal", 815, True),
+        ("causal", 2054, True),
+        ("causal", 1658, True),  # alpha's gradient, which a state's own rounding moves: warned of
+        ("causal", 3228, True),
     ],
 )
 def test_what_was_silently_wrong_once(family, seed, grad):

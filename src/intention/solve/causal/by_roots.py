@@ -75,7 +75,9 @@ def root_of_state(tokens: Tokens, gain: Tensor, width: int) -> Tensor:
     if tokens.cross is None:
         return gain.squeeze(1) * torch.where(there, spectrum, 0.0).sqrt().unsqueeze(-1) * vectors.mT
     told = vectors.mT @ tokens.cross.to(start.dtype)
-    there = there | (told.abs().amax(-1) > NOISE * rounding * told.abs().amax((1, 2)).unsqueeze(-1))
+    most = told.abs().amax(-1)
+    reach = (most / torch.where(there, spectrum, torch.inf).sqrt()).amax(-1, True) * top.sqrt()  # |K| |V|
+    there = there | (most > NOISE * rounding * reach)
     size = torch.where(there, spectrum.clamp_min(eps * top), 0.0).sqrt().unsqueeze(-1)
     values = told / torch.where(size > 0, size, torch.inf)
     return torch.cat([gain.squeeze(1) * size * vectors.mT, values], -1)

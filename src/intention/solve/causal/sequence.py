@@ -272,7 +272,31 @@ def pull_first(grad: Tensor, nine: Nine, way: Tensor, transposed: bool, hidden: 
         return quick
     index = slow.nonzero()[:, 0]
     again = _pull(grad[index], _take(nine, index), False, _plain)
+    if hidden and tokens.gram is not None:
+        _warn_of_alpha(grad[index], _take(nine, index), again[4])
     return tuple(x if x is None or y is None else x.index_copy(0, index, y) for x, y in zip(quick, again, strict=True))
+
+
+def _warn_of_alpha(grad: Tensor, nine: Nine, found: Tensor | None) -> None:
+    """Where alpha's gradient moves if the sums of a state move by their own rounding, and all that is known are sums."""
+    gram, cross = nine[6:8]
+    assert gram is not None
+    if found is None or not bool(gram.any()):
+        return
+    moved = _pull(grad, (*nine[:6], _rounded(gram), None if cross is None else _rounded(cross), nine[8]), False, _plain)
+    assert moved[4] is not None
+    gap, size = (x.double().reshape(len(gram), -1).norm(dim=1) for x in (moved[4] - found, found))
+    error = torch.where(gap > 0, gap / size, 0.0)
+    remedy = "or give all tokens in one call: of the tokens in a state only sums are known"
+    warn_inaccurate(Report(torch.full_like(error, QR), torch.zeros_like(error), error), "gradients of alpha", remedy)
+
+
+def _rounded(sums: Tensor) -> Tensor:
+    """Sums in float64 that differ by a few roundings; symmetric ones stay so."""
+    rows, columns = sums.shape[1:]
+    first, second = (torch.arange(1.0, 1.0 + n, dtype=sums.dtype, device=sums.device) for n in (rows, columns))
+    signs = (first.square().unsqueeze(-1) * second.square()).cos()
+    return sums * (1 + 4 * torch.finfo(sums.dtype).eps * signs)
 
 
 def _lost(found: Nine, nine: Nine) -> Tensor:
