@@ -278,7 +278,7 @@ def pull_first(grad: Tensor, nine: Nine, way: Tensor, transposed: bool, hidden: 
 
 
 def _warn_of_alpha(grad: Tensor, nine: Nine, found: Tensor | None) -> None:
-    """Where alpha's gradient moves if the sums of a state move by their own rounding, and all that is known are sums."""
+    """Where alpha's gradient moves if the sums of a state, all that is known of it, move by their own rounding."""
     gram, cross = nine[6:8]
     assert gram is not None
     if found is None or not bool(gram.any()):
