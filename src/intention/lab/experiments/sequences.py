@@ -21,7 +21,7 @@ GATED = {  # models of gated layers -> their mixer
     "gated_delta_gated": "gated_delta",
 }
 FIXED = ("intention_gated", "linear_attention_gated", "delta_gated", "gated_delta_gated")  # a state of constant size
-RATES = (3e-3, 1e-2, 3e-2)  # tried for every model of gated layers
+RATES = (1e-3, 3e-3, 1e-2, 3e-2)  # tried for every model of gated layers
 WHERE = "our own line"
 OURS = "not in the paper"
 
