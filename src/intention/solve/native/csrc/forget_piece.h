@@ -155,7 +155,7 @@ struct Piece {
     Vec<T> gain;
     Vec<T> *share, *from_start, *to_end;    // D_ts in row t, decays from before the piece, and to its end
     Vec<T> *solved, *told;                  // (n, d): z_t = A_t^-1 q_t, r_t = A_t^-1 B_t g_t
-    Vec<T> *triangle, *lower, *reciprocal;  // H and its factor
+    Vec<T> *triangle, *lower, *reciprocal;  // H = c S, and the factor of A
     Vec<T> *gram, *cross;                   // (d, d), (d, k): the sums before the piece, or after it
     Vec<T> *rows, *others;                  // (n, max(d, k)) each: to work with
     Vec<T>* pairs[4];                       // (n, n) each

@@ -117,7 +117,7 @@ struct Call {
         for (Int j = 0; j < d; ++j)
             for (Int i = 0; i <= j; ++i) {
                 const Vec<T> x = rounded<T>(gram + (i * d + j) * WIDTH<S>);
-                p.triangle[row_at(j) + i] = x;
+                p.triangle[row_at(j) + i] = p.gain * x;
                 if (whole) p.gram[i * d + j] = p.gram[j * d + i] = x;
             }
         for (Int i = 0; i < d * k; ++i) p.cross[i] = rounded<T>(cross + i * WIDTH<S>);
@@ -181,13 +181,13 @@ struct Call {
         Piece<T>& p = piece<T>();
         Vec<T> worst = {}, reach = {};
         for (Int t = 0; t < p.n; ++t) {
-            const Step<T> step = {p.key + t * d, p.decay[t], p.weight[t], p.gain, p.alpha[t]};
-            const Vec<T>* right[2] = {p.query + t * d, p.rows + t * d};
-            Vec<T>* solved[2] = {p.solved + t * d, p.told + t * d};
-            const Pivots<T> pivots = solve_token<T, SIDES>(d, step, p.triangle, p.lower, p.reciprocal, right, solved);
-            const Vec<T> ratio = pivots.trace / pivots.least, none = {}, endless = none + T(HUGE_RATIO);
+            Vec<T>*z = p.solved + t * d, *r = SIDES == 2 ? p.told + t * d : nullptr;
+            Fit<T> fit = {p.key + t * d, p.decay[t], p.gain * p.weight[t], p.alpha[t], p.lower, p.reciprocal,
+                          {p.query + t * d, p.rows + t * d}, {z, r}, {}, {}};
+            solve_token<T, SIDES>(d, fit, p.triangle);
+            const Vec<T> ratio = fit.trace / fit.least, none = {}, endless = none + T(HUGE_RATIO);
             worst = upper_of(worst, ratio > none ? ratio : endless);  // a pivot below 0
-            reach = upper_of(reach, (pivots.trace - T(d) * p.alpha[t]) * dot_lanes<T>(d, solved[0], solved[0]));
+            reach = upper_of(reach, (fit.trace - T(d) * p.alpha[t]) * dot_lanes<T>(d, z, z));
             bool good = true;
             for (int g = 0; g < WIDTH<T>; ++g) good &= !(double(worst[g]) > limit);
             if (!good) return false;
