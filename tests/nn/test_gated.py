@@ -337,6 +337,35 @@ def test_no_tokens_are_read_as_well(mixer: str) -> None:
     assert layer(x[:1, :0], cu_seqlens=torch.tensor([0, 0, 0]))[1].seen.tolist() == [0, 0]
 
 
+@pytest.mark.parametrize("mixer", RULES)
+@pytest.mark.parametrize("options", [{}, {"taps": 0}, {"kv_heads": 2, "value_dim": 3}])
+def test_no_sequences_are_read_as_well(mixer: str, options: dict[str, Any]) -> None:
+    """Nothing comes back, with states that take it on: in a batch of none, and of none that has no tokens."""
+    layer, none = layer_of(mixer, **options), tokens(0, 5)
+    for x, rest in (
+        (none, {}),
+        (none[:, :0], {}),
+        (none, {"attention_mask": torch.ones(0, 5)}),
+        (tokens(2, 0), {"attention_mask": torch.ones(2, 0)}),
+        (none, {"need_state": False}),
+    ):
+        x = x.clone().requires_grad_()
+        y, state = layer(x, **rest)
+        assert y.shape == x.shape
+        y.sum().backward()
+        assert x.grad is not None
+        if rest.get("need_state", True):
+            assert state.seen.tolist() == [0] * len(x)
+            later, state = layer(tokens(len(x), 3), state=state)
+            assert later.shape == (len(x), 3, 12)
+            assert state.seen.tolist() == [3] * len(x)
+    _, some = layer(tokens())
+    y, state = layer.step(none[:, 0], some.reorder(torch.tensor([], dtype=torch.int64)))
+    assert y.shape == (0, 12)
+    _, other = layer(tokens(2, 1), state=some)
+    assert [x.shape[1:] for x in state.memory] == [x.shape[1:] for x in other.memory]
+
+
 def test_parts_are_there_or_not() -> None:
     bare = GatedIntention(12, 4, taps=0, beta=False, gamma=False, gate=False)
     assert [name for name, _ in bare.named_parameters()] == ["log_alpha", "in_proj.weight", "out_proj.weight"]

@@ -113,7 +113,7 @@ def scored(moved: Tensor, key: Tensor, report: Report, solver: str, inputs: Prob
         lost = torch.where(bare, torch.finfo(torch.float64).eps * report.condition, 0.0).nan_to_num(0.0)
         told = torch.fmax(_worst(error, report.error.shape), lost).to(report.error.dtype)
     report = Report(report.route, report.condition, torch.fmax(report.error, told))
-    if solver != "auto":
+    if solver != "auto" or not report.error.numel():
         return moved, report, False
     if compiling():  # a graph has one precision
         return watched(moved, torch.fmax(error, lost.amax())), report, False

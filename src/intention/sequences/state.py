@@ -386,7 +386,7 @@ def sigma_stream(
         told = Problem(query, key, value, None, state.alpha, None)
         moved = ragged.last(moved, m, seen) if query.shape[-2] > m else moved
         moved, _, again = scored(moved, keys.to(moved.dtype), report, "auto", told)
-        steep = not free and not compiling() and look(report.condition).amax().item() > SLOPES_RATIO
+        steep = not free and not compiling() and bool((look(report.condition) > SLOPES_RATIO).any())
         return moved, after, again or steep
 
     moved, after, again = transformed(query.to(working), key.to(working), state)

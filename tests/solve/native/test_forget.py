@@ -62,8 +62,8 @@ def forward(*tokens: Any) -> tuple[Tensor, Tensor]:
     return found
 
 
-def backward(grad: Tensor, *tokens: Any) -> tuple[Any, ...]:
-    found = forget.backward(grad, *tokens)
+def backward(grad: Tensor, *tokens: Any, gates: bool = True) -> tuple[Any, ...]:
+    found = forget.backward(grad, *tokens, gates=gates)
     assert found is not None
     return found
 
@@ -112,6 +112,37 @@ def test_without_values_answers_are_transformed_queries(shape: tuple[int, ...]) 
     out, _ = forward(*tensors)
     want = loop(*wide(tensors))
     assert (out - want).abs().max() < 1e-5 * want.abs().max()
+
+
+@pytest.mark.parametrize("alpha", [0.5, 1e-6])  # in float32, and in double
+@pytest.mark.parametrize("shape", [(3, 37, 5, 2), (2, 67, 31, 17), (17, 33, 64, 3), (1, 261, 13, 7)])
+def test_rows_of_any_length_with_resets_and_tokens_that_weigh_nothing(shape: tuple[int, ...], alpha: float) -> None:
+    """Resets at the ends of pieces and inside, tails of one token, a gain and a state."""
+    tensors = draw(*shape, state=True, gain=True)
+    weight, decay, n = tensors[3], tensors[8], shape[1]
+    weight[:, ::3], decay[:, 31], decay[:, 32], decay[0, n - 1] = 0.0, 0.0, 0.0, 0.0
+    tensors[4] = torch.full((shape[0],), alpha)
+    leaves = [x.requires_grad_() for x in wide(tensors)]
+    want, grad = loop(*leaves), torch.randn(*shape[:2], shape[3])
+    slopes = torch.autograd.grad((want * grad).sum(), leaves)
+    out, _ = forward(*tensors)
+    assert (out - want).abs().max() < 1e-5 * want.abs().max()
+    if alpha < 0.1:
+        return  # slopes of such sequences are made elsewhere
+    for i, (x, right) in enumerate(zip(backward(grad, *tensors), slopes, strict=True)):
+        right = (right + right.mT) / 2 if i == 6 else right
+        assert (x.double() - right).abs().max() < 1e-4 * right.abs().max(), i
+
+
+@pytest.mark.parametrize("shape", SHAPES[:4])
+def test_without_slopes_of_decays_the_others_are_the_same(shape: tuple[int, ...]) -> None:
+    tensors, grad = draw(*shape, state=True, gain=True), torch.randn(*shape[:2], shape[3])
+    *every, to_decay = backward(grad, *tensors)
+    *rest, nothing = backward(grad, *tensors, gates=False)
+    assert nothing is None
+    assert to_decay.abs().max() > 0
+    for x, y in zip(every, rest, strict=True):
+        assert torch.equal(x, y)
 
 
 def test_threads_and_parts_change_nothing_but_rounding() -> None:

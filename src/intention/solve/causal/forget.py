@@ -119,9 +119,10 @@ def _solve_group(tokens: Tokens, decay: Tensor) -> tuple[Tensor, Tensor]:
     return torch.cat(outs, 1), torch.cat(reports, 1).amax(1)
 
 
-def pull(grad: Tensor, tokens: Tokens, decay: Tensor) -> Nine:
-    """First-order gradients of all tensors of `tokens` and of the decays, in the precisions of the forward."""
-    if (found := native.backward(grad, *tokens, decay)) is not None:
+def pull(grad: Tensor, tokens: Tokens, decay: Tensor, gates: bool = True) -> Nine:
+    """First-order gradients of all tensors of `tokens`, and if asked for of the decays, in the precisions of the
+    forward."""
+    if (found := native.backward(grad, *tokens, decay, gates)) is not None:
         return found
     groups = zip(grad.split(SEQUENCES), _groups(tokens, decay), strict=True)
     parts = [_pull_group(some, *group) for some, group in groups]

@@ -239,7 +239,7 @@ def _first(grads: Sequence[Tensor | None], saved: Saved, needs: Sequence[bool]) 
     assert grad is not None
     hidden = any(needs[3:6])
     if saved.seen is not None or transposed or not bool((way == FAR).any()):
-        return pull_first(grad, nine, way, transposed, hidden)
+        return pull_first(grad, nine, way, transposed, hidden, needs[8])
     with torch.enable_grad():
         own = [None if x is None else x.detach().requires_grad_() for x in nine]
         out, _ = causal(Tokens._make(own[:8]), own[8])
@@ -252,10 +252,10 @@ def _any_order(grads: Sequence[Tensor | None], saved: Saved, needs: Sequence[boo
     return _pull(grads[0], saved.tensors, saved.options[0], _again)
 
 
-def pull_first(grad: Tensor, nine: Nine, way: Tensor, transposed: bool, hidden: bool) -> Nine:
+def pull_first(grad: Tensor, nine: Nine, way: Tensor, transposed: bool, hidden: bool, gates: bool) -> Nine:
     """First-order gradients of all nine but for sequences that are FAR: those have 0. Looks at the host.
 
-    `hidden`: those of weights, alpha or gain are asked for, where what is large cancels.
+    `hidden`: those of weights, alpha or gain are asked for, where what is large cancels. `gates`: those of decays are.
     """
     tokens, decay = Tokens._make(nine[:8]), nine[8]
     fades = decay is not None and tokens.key.numel() > 0
@@ -263,7 +263,7 @@ def pull_first(grad: Tensor, nine: Nine, way: Tensor, transposed: bool, hidden: 
     if transposed or (fades and bool(slow.all())):
         return _pull(grad, nine, transposed, _plain)
     if decay is not None and fades:
-        quick = forget.pull(grad, tokens, decay)
+        quick = forget.pull(grad, tokens, decay, gates)
     else:
         quick = (*pull_causal(grad, tokens), decay)
         if hidden and bool((way == STEEP).any()):

@@ -53,9 +53,10 @@ def backward(
     gram: Tensor | None,
     cross: Tensor | None,
     decay: Tensor,
+    gates: bool = True,
 ) -> tuple[Tensor | None, ...] | None:
-    """First-order gradients of all nine, in the order of the arguments and in the precisions that they need. None also
-    where there are no values."""
+    """First-order gradients of all nine, in the order of the arguments and in the precisions that they need; of decays
+    only with `gates`, as they need the sums before every piece. None also where there are no values."""
     call = kernel("intention_forget_backward")
     if value is None or call is None:
         return None
@@ -66,7 +67,7 @@ def backward(
     each, wide = key.shape[:2], torch.float64
     to_tokens = query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
     to_weight = None if weight is None else weight.new_empty(each)
-    to_decay, to_alpha = key.new_empty(each), key.new_empty(each)
+    to_decay, to_alpha = key.new_empty(each) if gates else None, key.new_empty(each)
     to_gain = None if gain is None else gain.new_empty(gain.shape, dtype=wide)
     to_state = None, None
     if gram is not None and cross is not None:
@@ -84,7 +85,7 @@ def backward(
         None if gain is None or to_gain is None else to_gain.to(gain.dtype),
         to_gram,
         None if cross is None or to_cross is None else to_cross.to(cross.dtype),
-        to_decay.to(decay.dtype),
+        None if to_decay is None else to_decay.to(decay.dtype),
     )
 
 

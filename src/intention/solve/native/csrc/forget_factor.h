@@ -37,30 +37,35 @@ inline V upper_of(V a, V b) {
     return b > a ? b : a;
 }
 
-// A token: what it does to H, and what A is made of.
+// A token: what it does to H = c S, and A = H + alpha I with its factor L, the systems to solve, the smallest pivot and the
+// trace of A so far.
 template <class T>
-struct Step {
+struct Fit {
     const Vec<T>* key;
-    Vec<T> decay, weight, gain, alpha;
-};
-
-// Of the factor: the diagonal's reciprocals, and the smallest pivot and the trace of A so far.
-template <class T>
-struct Pivots {
-    Vec<T>* reciprocal;
+    Vec<T> decay, weight, alpha;  // of the weight c times
+    Vec<T>*lower, *reciprocal;    // L, and of its diagonal
+    const Vec<T>* right[2];
+    Vec<T>* solved[2];
     Vec<T> least, trace;
 };
 
 // Columns j .. j + ACROSS of PANEL rows from i on; j + ACROSS <= i.
 template <class T>
-inline void factor_beside(Int i, Int j, const Step<T>& step, Vec<T>* h, Vec<T>* lower, const Vec<T>* reciprocal) {
+inline void factor_beside(Int i, Int j, const Fit<T>& fit, Vec<T>* h) {
     const Vec<T>* own[PANEL];
     const Vec<T>* other[ACROSS];
 #pragma GCC unroll 4
-    for (int r = 0; r < PANEL; ++r) own[r] = lower + row_at(i + r);
+    for (int r = 0; r < PANEL; ++r) own[r] = fit.lower + row_at(i + r);
 #pragma GCC unroll 4
-    for (int s = 0; s < ACROSS; ++s) other[s] = lower + row_at(j + s);
-    Vec<T> sum[PANEL][ACROSS] = {};
+    for (int s = 0; s < ACROSS; ++s) other[s] = fit.lower + row_at(j + s);
+    Vec<T> left[PANEL][ACROSS];
+#pragma GCC unroll 4
+    for (int r = 0; r < PANEL; ++r) {
+        Vec<T>* at = h + row_at(i + r) + j;
+        const Vec<T> x = fit.weight * fit.key[i + r];
+#pragma GCC unroll 4
+        for (int s = 0; s < ACROSS; ++s) left[r][s] = at[s] = fit.decay * at[s] + x * fit.key[j + s];
+    }
     for (Int p = 0; p < j; ++p) {
         Vec<T> y[ACROSS];
 #pragma GCC unroll 4
@@ -69,115 +74,100 @@ inline void factor_beside(Int i, Int j, const Step<T>& step, Vec<T>* h, Vec<T>* 
         for (int r = 0; r < PANEL; ++r) {
             const Vec<T> x = kept<T>(own[r][p]);
 #pragma GCC unroll 4
-            for (int s = 0; s < ACROSS; ++s) sum[r][s] += x * y[s];
+            for (int s = 0; s < ACROSS; ++s) left[r][s] -= x * y[s];
         }
     }
 #pragma GCC unroll 4
-    for (int r = 0; r < PANEL; ++r) {
-        Vec<T>* at = h + row_at(i + r) + j;
-        Vec<T>* to = lower + row_at(i + r) + j;
-        const Vec<T> x = step.weight * step.key[i + r];
-        Vec<T> found[ACROSS];
+    for (int s = 0; s < ACROSS; ++s) {
+        const Vec<T> scale = fit.reciprocal[j + s];
 #pragma GCC unroll 4
-        for (int s = 0; s < ACROSS; ++s) {
-            at[s] = step.decay * at[s] + x * step.key[j + s];
-            found[s] = step.gain * at[s] - sum[r][s];
-        }
+        for (int r = 0; r < PANEL; ++r) {
 #pragma GCC unroll 4
-        for (int s = 0; s < ACROSS; ++s) {
-#pragma GCC unroll 4
-            for (int p = 0; p < s; ++p) found[s] -= found[p] * other[s][j + p];
-            to[s] = found[s] *= reciprocal[j + s];
+            for (int p = 0; p < s; ++p) left[r][s] -= left[r][p] * other[s][j + p];
+            fit.lower[row_at(i + r) + j + s] = left[r][s] *= scale;
         }
     }
 }
 
 // The diagonal block of PANEL rows from i on, and the rows' part of L^-1 of the right-hand sides.
 template <class T, int SIDES>
-inline void factor_diagonal(Int i, const Step<T>& step, Vec<T>* h, Vec<T>* lower, Pivots<T>& pivots,
-                            const Vec<T>* const* right, Vec<T>* const* half) {
+inline void factor_diagonal(Int i, Fit<T>& fit, Vec<T>* h) {
     Vec<T>* own[PANEL];
 #pragma GCC unroll 4
-    for (int r = 0; r < PANEL; ++r) own[r] = lower + row_at(i + r);
-    Vec<T> sum[PANEL][PANEL] = {}, seen[SIDES][PANEL] = {};
+    for (int r = 0; r < PANEL; ++r) own[r] = fit.lower + row_at(i + r);
+    Vec<T> left[PANEL][PANEL], seen[SIDES][PANEL];
+#pragma GCC unroll 4
+    for (int r = 0; r < PANEL; ++r) {
+        Vec<T>* at = h + row_at(i + r) + i;
+        const Vec<T> x = fit.weight * fit.key[i + r];
+#pragma GCC unroll 4
+        for (int s = 0; s <= r; ++s) left[r][s] = at[s] = fit.decay * at[s] + x * fit.key[i + s];
+        left[r][r] += fit.alpha;
+        fit.trace += left[r][r];
+#pragma GCC unroll 2
+        for (int b = 0; b < SIDES; ++b) seen[b][r] = fit.right[b][i + r];
+    }
     for (Int p = 0; p < i; ++p) {
         Vec<T> x[PANEL];
 #pragma GCC unroll 4
         for (int r = 0; r < PANEL; ++r) {
             x[r] = kept<T>(own[r][p]);
 #pragma GCC unroll 4
-            for (int s = 0; s <= r; ++s) sum[r][s] += x[r] * x[s];
+            for (int s = 0; s <= r; ++s) left[r][s] -= x[r] * x[s];
         }
 #pragma GCC unroll 2
         for (int b = 0; b < SIDES; ++b) {
-            const Vec<T> y = half[b][p];
+            const Vec<T> y = fit.solved[b][p];
 #pragma GCC unroll 4
-            for (int r = 0; r < PANEL; ++r) seen[b][r] += x[r] * y;
+            for (int r = 0; r < PANEL; ++r) seen[b][r] -= x[r] * y;
         }
     }
 #pragma GCC unroll 4
-    for (int r = 0; r < PANEL; ++r) {
-        Vec<T>* at = h + row_at(i + r) + i;
-        const Vec<T> x = step.weight * step.key[i + r];
+    for (int s = 0; s < PANEL; ++s) {
+        const Vec<T> pivot = left[s][s], scale = reciprocal_root(pivot);
+        fit.least = lower_of(fit.least, pivot);
+        fit.reciprocal[i + s] = scale, own[s][i + s] = pivot * scale;
 #pragma GCC unroll 4
-        for (int s = 0; s <= r; ++s) {
-            at[s] = step.decay * at[s] + x * step.key[i + s];
-            Vec<T> a = step.gain * at[s];
-            if (s == r) {
-                a += step.alpha;
-                pivots.trace += a;
-            }
-            a -= sum[r][s];
+        for (int r = s + 1; r < PANEL; ++r) {
+            own[r][i + s] = left[r][s] *= scale;
 #pragma GCC unroll 4
-            for (int p = 0; p < s; ++p) a -= sum[r][p] * sum[s][p];  // the block's own factor, so far
-            if (s < r) {
-                sum[r][s] = own[r][i + s] = a * pivots.reciprocal[i + s];
-            } else {
-                pivots.least = lower_of(pivots.least, a);
-                const Vec<T> y = reciprocal_root(a);
-                pivots.reciprocal[i + r] = y, own[r][i + r] = a * y;
-            }
+            for (int p = s + 1; p <= r; ++p) left[r][p] -= left[r][s] * left[p][s];
+        }
+#pragma GCC unroll 2
+        for (int b = 0; b < SIDES; ++b) {
+            const Vec<T> y = fit.solved[b][i + s] = seen[b][s] * scale;
+#pragma GCC unroll 4
+            for (int r = s + 1; r < PANEL; ++r) seen[b][r] -= left[r][s] * y;
         }
     }
+}
+
+// L'z = y of PANEL rows from i on, in place, and what it takes from the rows before.
+template <class T, int SIDES>
+inline void substitute_back(Int i, const Fit<T>& fit) {
+    const Vec<T>* own[PANEL];
+#pragma GCC unroll 4
+    for (int r = 0; r < PANEL; ++r) own[r] = fit.lower + row_at(i + r);
+    Vec<T> z[SIDES][PANEL];
 #pragma GCC unroll 2
     for (int b = 0; b < SIDES; ++b)
 #pragma GCC unroll 4
-        for (int r = 0; r < PANEL; ++r) {
-            Vec<T> y = right[b][i + r] - seen[b][r];
+        for (int r = PANEL - 1; r >= 0; --r) {
+            Vec<T> y = fit.solved[b][i + r];
 #pragma GCC unroll 4
-            for (int p = 0; p < r; ++p) y -= sum[r][p] * half[b][i + p];
-            half[b][i + r] = y * pivots.reciprocal[i + r];
+            for (int p = PANEL - 1; p > r; --p) y -= own[p][i + r] * z[b][p];
+            fit.solved[b][i + r] = z[b][r] = y * fit.reciprocal[i + r];
         }
-}
-
-// L'z = y, in place.
-template <class T, int SIDES>
-inline void back(Int d, const Vec<T>* lower, const Vec<T>* reciprocal, Vec<T>* const* half) {
-    for (Int i = d - PANEL; i >= 0; i -= PANEL) {
-        const Vec<T>* own[PANEL];
+    for (Int j = 0; j < i; ++j) {
+        Vec<T> x[PANEL];
 #pragma GCC unroll 4
-        for (int r = 0; r < PANEL; ++r) own[r] = lower + row_at(i + r);
-        Vec<T> z[SIDES][PANEL];
+        for (int r = 0; r < PANEL; ++r) x[r] = own[r][j];
 #pragma GCC unroll 2
-        for (int b = 0; b < SIDES; ++b)
+        for (int b = 0; b < SIDES; ++b) {
+            Vec<T> y = fit.solved[b][j];
 #pragma GCC unroll 4
-            for (int r = PANEL - 1; r >= 0; --r) {
-                Vec<T> y = half[b][i + r];
-#pragma GCC unroll 4
-                for (int p = PANEL - 1; p > r; --p) y -= own[p][i + r] * z[b][p];
-                half[b][i + r] = z[b][r] = y * reciprocal[i + r];
-            }
-        for (Int j = 0; j < i; ++j) {
-            Vec<T> x[PANEL];
-#pragma GCC unroll 4
-            for (int r = 0; r < PANEL; ++r) x[r] = own[r][j];
-#pragma GCC unroll 2
-            for (int b = 0; b < SIDES; ++b) {
-                Vec<T> y = half[b][j];
-#pragma GCC unroll 4
-                for (int r = 0; r < PANEL; ++r) y -= x[r] * z[b][r];
-                half[b][j] = y;
-            }
+            for (int r = 0; r < PANEL; ++r) y -= x[r] * z[b][r];
+            fit.solved[b][j] = y;
         }
     }
 }
@@ -185,15 +175,13 @@ inline void back(Int d, const Vec<T>* lower, const Vec<T>* reciprocal, Vec<T>* c
 // H after a token and A^-1 of SIDES right-hand sides. The trace of A over its least pivot is nearly its condition.
 // Not inlined: registers are few.
 template <class T, int SIDES>
-__attribute__((noinline)) Pivots<T> solve_token(Int d, const Step<T>& step, Vec<T>* h, Vec<T>* lower, Vec<T>* reciprocal,
-                   const Vec<T>* const* right, Vec<T>* const* solved) {
-    Pivots<T> pivots = {reciprocal, step.alpha * 0 + T(1e30), Vec<T>{}};
+__attribute__((noinline)) void solve_token(Int d, Fit<T>& fit, Vec<T>* h) {
+    fit.least = fit.alpha * 0 + T(1e30), fit.trace = Vec<T>{};
     for (Int i = 0; i < d; i += PANEL) {
-        for (Int j = 0; j < i; j += ACROSS) factor_beside<T>(i, j, step, h, lower, reciprocal);
-        factor_diagonal<T, SIDES>(i, step, h, lower, pivots, right, solved);
+        for (Int j = 0; j < i; j += ACROSS) factor_beside<T>(i, j, fit, h);
+        factor_diagonal<T, SIDES>(i, fit, h);
     }
-    back<T, SIDES>(d, lower, reciprocal, solved);
-    return pivots;
+    for (Int i = d - PANEL; i >= 0; i -= PANEL) substitute_back<T, SIDES>(i, fit);
 }
 
 }  // namespace

@@ -9,6 +9,8 @@ namespace INTENTION_ARCH {
 namespace {
 
 inline Int in_panels(Int d) { return ceil_div(d, PANEL) * PANEL; }
+// Registers from one row to the next: an odd number, as rows at powers of two share few sets of the cache.
+inline Int step_of(Int width) { return width | 1; }
 
 // The parts of sequences that share registers.
 template <class S>
@@ -31,6 +33,7 @@ struct Group {
 
     // Rows `at` ... of every lane, transposed; 0 where a lane has no token or no column. `width` >= columns.
     void gather(const CausalTensor& x, Int at, Int rows, Int columns, Int width, Vec<S>* to) const {
+        const Int step = step_of(width);
         for (Int i = 0; i < rows; ++i)
             for (Int j = 0; j < width; j += LANES) {
                 const int some = int(smaller<Int>(LANES, columns - j));
@@ -41,16 +44,16 @@ struct Group {
                     block[g] = at + i < count[g] ? load_some<S>(p, some) : Vec<S>{};
                 }
                 turn<S>(block);
-                for (int r = 0; r < LANES && j + r < width; ++r) to[i * width + j + r] = block[r];
+                for (int r = 0; r < LANES && j + r < width; ++r) to[i * step + j + r] = block[r];
             }
     }
-    void scatter(const Vec<S>* from, Int at, Int rows, Int columns, Int width, S* to, Int tokens) const {
+    void scatter(const Vec<S>* from, Int at, Int rows, Int columns, Int step, S* to, Int tokens) const {
         for (Int i = 0; i < rows; ++i)
             for (Int j = 0; j < columns; j += LANES) {
                 const int some = int(smaller<Int>(LANES, columns - j));
                 Vec<S> block[LANES];
 #pragma GCC unroll 16
-                for (int r = 0; r < LANES; ++r) block[r] = r < some ? from[i * width + j + r] : Vec<S>{};
+                for (int r = 0; r < LANES; ++r) block[r] = r < some ? from[i * step + j + r] : Vec<S>{};
                 turn<S>(block);
 #pragma GCC unroll 16
                 for (int g = 0; g < LANES; ++g)
@@ -149,34 +152,36 @@ inline void fade_and_add(double* x, const double* fade, Vec<T> added) {
 // A piece in the precision of the work.
 template <class T>
 struct Piece {
-    Int n, d, k;
+    Int n, d, k, row, told_row;             // tokens, features, columns; from a row of d or of k to the next
     Vec<T> *query, *key, *value, *grad;     // (n, d), (n, d), (n, k), (n, k)
     Vec<T> *weight, *decay, *alpha;         // (n)
     Vec<T> gain;
     Vec<T> *share, *from_start, *to_end;    // D_ts in row t, decays from before the piece, and to its end
     Vec<T> *solved, *told;                  // (n, d): z_t = A_t^-1 q_t, r_t = A_t^-1 B_t g_t
-    Vec<T> *triangle, *lower, *reciprocal;  // H and its factor
+    Vec<T> *triangle, *lower, *reciprocal;  // H = c S, and the factor of A
     Vec<T> *gram, *cross;                   // (d, d), (d, k): the sums before the piece, or after it
     Vec<T> *rows, *others;                  // (n, max(d, k)) each: to work with
     Vec<T>* pairs[4];                       // (n, n) each
     Vec<T>* numbers[4];                     // (n) each
 
     void place(Arena& memory, Int d_, Int k_, bool backward) {
-        d = d_, k = k_;
+        d = d_, k = k_, row = step_of(d), told_row = step_of(k);
+        const Int longest = larger(row, told_row);
         const auto take = [&](Int count) { return memory.take<Vec<T>>(count); };
-        query = take(PIECE * d), key = take(PIECE * d), value = take(PIECE * k), grad = take(backward ? PIECE * k : 0);
+        query = take(PIECE * row), key = take(PIECE * row);
+        value = take(PIECE * told_row), grad = take(backward ? PIECE * told_row : 0);
         weight = take(PIECE), decay = take(PIECE), alpha = take(PIECE);
         share = take(PIECE * PIECE), from_start = take(PIECE), to_end = take(PIECE);
-        solved = take(PIECE * d), told = take(backward ? PIECE * d : 0);
+        solved = take(PIECE * row), told = take(backward ? PIECE * row : 0);
         triangle = take(row_at(d)), lower = take(row_at(d)), reciprocal = take(d);
-        gram = take(d * d), cross = take(d * k);
-        rows = take(PIECE * larger(d, k)), others = take(PIECE * larger(d, k));
+        gram = take(d * row), cross = take(d * told_row);
+        rows = take(PIECE * longest), others = take(PIECE * longest);
         for (auto& x : pairs) x = take(PIECE * PIECE);
         for (auto& x : numbers) x = take(PIECE);
     }
 
-    Lanes<T> by_d(Vec<T>* x) const { return {x, d, 1}; }
-    Lanes<T> by_k(Vec<T>* x) const { return {x, k, 1}; }
+    Lanes<T> by_d(Vec<T>* x) const { return {x, row, 1}; }
+    Lanes<T> by_k(Vec<T>* x) const { return {x, told_row, 1}; }
 
     void measure_decays() {
         for (Int t = 0; t < n; ++t) {

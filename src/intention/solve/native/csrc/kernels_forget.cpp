@@ -86,8 +86,8 @@ struct Call {
         const Piece<S>& p = narrow;
         Piece<double>& q = wide;
         q.n = p.n;
-        some_lanes<double, S>(p.n * d, p.key, half, q.key);
-        some_lanes<double, S>(p.n * k, p.value, half, q.value);
+        some_lanes<double, S>(p.n * p.row, p.key, half, q.key);
+        some_lanes<double, S>(p.n * p.told_row, p.value, half, q.value);
         some_lanes<double, S>(p.n, p.weight, half, q.weight);
         some_lanes<double, S>(p.n, p.decay, half, q.decay);
         some_lanes<double, S>(1, &p.gain, half, &q.gain);
@@ -95,9 +95,9 @@ struct Call {
     }
     void widen_rest(int half, bool grad) {
         const Piece<S>& p = narrow;
-        some_lanes<double, S>(p.n * d, p.query, half, wide.query);
+        some_lanes<double, S>(p.n * p.row, p.query, half, wide.query);
         some_lanes<double, S>(p.n, p.alpha, half, wide.alpha);
-        if (grad) some_lanes<double, S>(p.n * k, p.grad, half, wide.grad);
+        if (grad) some_lanes<double, S>(p.n * p.told_row, p.grad, half, wide.grad);
     }
 
     template <class T>
@@ -117,10 +117,11 @@ struct Call {
         for (Int j = 0; j < d; ++j)
             for (Int i = 0; i <= j; ++i) {
                 const Vec<T> x = rounded<T>(gram + (i * d + j) * WIDTH<S>);
-                p.triangle[row_at(j) + i] = x;
-                if (whole) p.gram[i * d + j] = p.gram[j * d + i] = x;
+                p.triangle[row_at(j) + i] = p.gain * x;
+                if (whole) p.gram[i * p.row + j] = p.gram[j * p.row + i] = x;
             }
-        for (Int i = 0; i < d * k; ++i) p.cross[i] = rounded<T>(cross + i * WIDTH<S>);
+        for (Int i = 0; i < d; ++i)
+            for (Int j = 0; j < k; ++j) p.cross[i * p.told_row + j] = rounded<T>(cross + (i * k + j) * WIDTH<S>);
     }
 
     // The sums after the piece. x_s are rows times the decay to the end, or from the start.
@@ -129,15 +130,18 @@ struct Call {
                       const Vec<T>* cross_rows, const double* fade) {
         Piece<T>& p = piece<T>();
         const Vec<T> one = Vec<T>{} + T(1);
-        const auto of = [](const Vec<T>* y, Int ld) { return Lanes<T>{const_cast<Vec<T>*>(y), ld, 1}; };
-        multiply_lanes<T>(d, d, p.n, of(x, d).t(), of(gram_rows, d), p.by_d(p.gram), one, false, UPPER);
-        if (x2) multiply_lanes<T>(d, d, p.n, of(x2, d).t(), of(gram_rows2, d), p.by_d(p.gram), one, true, UPPER);
+        const auto of = [](const Vec<T>* y, Int step) { return Lanes<T>{const_cast<Vec<T>*>(y), step, 1}; };
+        const Int row = p.row;
+        multiply_lanes<T>(d, d, p.n, of(x, row).t(), of(gram_rows, row), p.by_d(p.gram), one, false, UPPER);
+        if (x2) multiply_lanes<T>(d, d, p.n, of(x2, row).t(), of(gram_rows2, row), p.by_d(p.gram), one, true, UPPER);
         for (Int i = 0; i < d; ++i)
             for (Int j = i; j < d; ++j)
-                fade_and_add<T>(totals.gram + (i * d + j) * WIDTH<S> + half * WIDTH<T>, fade, p.gram[i * d + j]);
+                fade_and_add<T>(totals.gram + (i * d + j) * WIDTH<S> + half * WIDTH<T>, fade, p.gram[i * row + j]);
         if (!k) return;
-        multiply_lanes<T>(d, k, p.n, of(x, d).t(), of(cross_rows, k), p.by_k(p.cross), one);
-        for (Int i = 0; i < d * k; ++i) fade_and_add<T>(totals.cross + i * WIDTH<S> + half * WIDTH<T>, fade, p.cross[i]);
+        multiply_lanes<T>(d, k, p.n, of(x, row).t(), of(cross_rows, p.told_row), p.by_k(p.cross), one);
+        for (Int i = 0; i < d; ++i)
+            for (Int j = 0; j < k; ++j)
+                fade_and_add<T>(totals.cross + (i * k + j) * WIDTH<S> + half * WIDTH<T>, fade, p.cross[i * p.told_row + j]);
     }
     template <class T>
     void add_tokens(int half) {
@@ -145,7 +149,7 @@ struct Call {
         double fade[WIDTH<T>];
         for (int g = 0; g < WIDTH<T>; ++g) fade[g] = double(p.from_start[p.n - 1][g]);
         for (Int s = 0; s < p.n; ++s)
-            for (Int i = 0; i < d; ++i) p.rows[s * d + i] = p.to_end[s] * p.weight[s] * p.key[s * d + i];
+            for (Int i = 0; i < d; ++i) p.rows[s * p.row + i] = p.to_end[s] * p.weight[s] * p.key[s * p.row + i];
         add_products<T>(half, p.rows, p.key, nullptr, nullptr, p.value, fade);
     }
     // Over all halves; the tokens are loaded.
@@ -181,13 +185,13 @@ struct Call {
         Piece<T>& p = piece<T>();
         Vec<T> worst = {}, reach = {};
         for (Int t = 0; t < p.n; ++t) {
-            const Step<T> step = {p.key + t * d, p.decay[t], p.weight[t], p.gain, p.alpha[t]};
-            const Vec<T>* right[2] = {p.query + t * d, p.rows + t * d};
-            Vec<T>* solved[2] = {p.solved + t * d, p.told + t * d};
-            const Pivots<T> pivots = solve_token<T, SIDES>(d, step, p.triangle, p.lower, p.reciprocal, right, solved);
-            const Vec<T> ratio = pivots.trace / pivots.least, none = {}, endless = none + T(HUGE_RATIO);
+            Vec<T>*z = p.solved + t * p.row, *r = SIDES == 2 ? p.told + t * p.row : nullptr;
+            Fit<T> fit = {p.key + t * p.row, p.decay[t], p.gain * p.weight[t], p.alpha[t], p.lower, p.reciprocal,
+                          {p.query + t * p.row, p.rows + t * p.row}, {z, r}, {}, {}};
+            solve_token<T, SIDES>(d, fit, p.triangle);
+            const Vec<T> ratio = fit.trace / fit.least, none = {}, endless = none + T(HUGE_RATIO);
             worst = upper_of(worst, ratio > none ? ratio : endless);  // a pivot below 0
-            reach = upper_of(reach, (pivots.trace - T(d) * p.alpha[t]) * dot_lanes<T>(d, solved[0], solved[0]));
+            reach = upper_of(reach, (fit.trace - T(d) * p.alpha[t]) * dot_lanes<T>(d, z, z));
             bool good = true;
             for (int g = 0; g < WIDTH<T>; ++g) good &= !(double(worst[g]) > limit);
             if (!good) return false;
@@ -207,7 +211,7 @@ struct Call {
         const Piece<T>& p = piece<T>();
         Vec<T> together = {}, apart = {};
         for (Int t = 0; t < p.n; ++t) {
-            const Vec<T>*z = p.solved + t * d, *r = p.told + t * d;
+            const Vec<T>*z = p.solved + t * p.row, *r = p.told + t * p.row;
             const Vec<T> both = dot_lanes<T>(d, z, r);
             together = upper_of(together, both * both);
             apart = upper_of(apart, dot_lanes<T>(d, z, z) * dot_lanes<T>(d, r, r));
@@ -221,15 +225,25 @@ struct Call {
     }
     double largest_slope[WIDTH<S>] = {};
 
+    // Of (n, k)
+    template <class T>
+    Vec<T> largest_square(const Vec<T>* x) {
+        const Piece<T>& p = piece<T>();
+        Vec<T> largest = {};
+        for (Int t = 0; t < p.n; ++t)
+            for (Int i = 0; i < k; ++i) largest = upper_of(largest, x[t * p.told_row + i] * x[t * p.told_row + i]);
+        return largest;
+    }
+
     // The squares of the piece's largest answers: those themselves, or from g_t o_t = z_t p_t over |g_t|.
     template <class T>
     Vec<T> squares_of_answers(bool slopes) {
         const Piece<T>& p = piece<T>();
         Vec<T> largest = {};
-        for (Int i = 0; !slopes && i < p.n * k; ++i) largest = upper_of(largest, p.rows[i] * p.rows[i]);
-        for (Int t = 0; slopes && t < p.n; ++t) {
-            const Vec<T> both = dot_lanes<T>(d, p.solved + t * d, p.rows + t * d);
-            const Vec<T> size = dot_lanes<T>(k, p.grad + t * k, p.grad + t * k), none = {};
+        if (!slopes) return largest_square<T>(p.rows);
+        for (Int t = 0; t < p.n; ++t) {
+            const Vec<T> both = dot_lanes<T>(d, p.solved + t * p.row, p.rows + t * p.row);
+            const Vec<T> size = dot_lanes<T>(k, p.grad + t * p.told_row, p.grad + t * p.told_row), none = {};
             largest = upper_of(largest, size > none ? 4 * both * both / size : none);
         }
         return largest;
@@ -238,11 +252,8 @@ struct Call {
     // Whether a piece may stay as it is: its errors over the largest answer so far, by the rounding of z_t.
     template <class T>
     bool judge(Found& found, int half, bool slopes) {
-        const Piece<T>& p = piece<T>();
         const double eps = sizeof(T) == 4 ? __FLT_EPSILON__ : __DBL_EPSILON__;
-        Vec<T> values = {};
-        for (Int i = 0; i < p.n * k; ++i) values = upper_of(values, p.value[i] * p.value[i]);
-        const Vec<T> answers = squares_of_answers<T>(slopes);
+        const Vec<T> values = largest_square<T>(piece<T>().value), answers = squares_of_answers<T>(slopes);
         bool good = true;
         for (int g = 0; g < WIDTH<T>; ++g) {
             const int lane = half * WIDTH<T> + g;
@@ -265,7 +276,7 @@ struct Call {
         multiply_lanes<T>(p.n, d, k, p.by_k(p.grad), p.by_k(p.cross).t(), p.by_d(p.others), one);
         later_pairs<T>(p.n, k, p.by_k(p.value), p.by_k(p.grad), p.pairs[0]);
         for (Int t = 0; t < p.n; ++t) {
-            for (Int i = 0; i < d; ++i) p.rows[t * d + i] = p.from_start[t] * p.others[t * d + i];
+            for (Int i = 0; i < d; ++i) p.rows[t * p.row + i] = p.from_start[t] * p.others[t * p.row + i];
             for (Int s = 0; s <= t; ++s) p.pairs[0][s * p.n + t] *= p.share[t * p.n + s] * p.weight[s];
         }
         add_earlier<T>(p.n, d, p.pairs[0], p.by_d(p.key), p.by_d(p.rows));
@@ -279,7 +290,7 @@ struct Call {
         later_pairs<T>(p.n, d, p.by_d(p.key), p.by_d(p.solved), p.pairs[0]);
         multiply_lanes<T>(p.n, k, d, p.by_d(p.solved), p.by_k(p.cross), p.by_k(p.rows), one);
         for (Int t = 0; t < p.n; ++t) {
-            for (Int i = 0; i < k; ++i) p.rows[t * k + i] *= p.from_start[t];
+            for (Int i = 0; i < k; ++i) p.rows[t * p.told_row + i] *= p.from_start[t];
             for (Int s = 0; s <= t; ++s) p.pairs[0][s * p.n + t] *= p.share[t * p.n + s] * p.weight[s];
         }
         add_earlier<T>(p.n, k, p.pairs[0], p.by_k(p.value), p.by_k(p.rows));
@@ -330,7 +341,7 @@ struct Call {
                 Piece<T>& p = piece<T>();
                 if (k) answer<T>();
                 if (!judge<T>(found, half, false)) return false;
-                put_rows<T>(k ? p.rows : p.solved, half, at, k ? k : a.features, k ? k : d, narrow.others, a.out);
+                put_rows<T>(k ? p.rows : p.solved, half, at, k ? k : a.features, k ? p.told_row : p.row, narrow.others, a.out);
                 return true;
             });
             if (at + PIECE < group.longest) advance();
@@ -340,14 +351,14 @@ struct Call {
 
     // Rows of a half, in double put together in `all_halves`; the last one writes all.
     template <class T>
-    void put_rows(const Vec<T>* rows, int half, Int at, Int columns, Int width, Vec<S>* all_halves, void* to) {
+    void put_rows(const Vec<T>* rows, int half, Int at, Int columns, Int step, Vec<S>* all_halves, void* to) {
         const Vec<S>* all = reinterpret_cast<const Vec<S>*>(rows);
         if constexpr (sizeof(T) != sizeof(S)) {
-            put_lanes<T, S>(narrow.n * width, rows, half, all_halves);
+            put_lanes<T, S>(narrow.n * step, rows, half, all_halves);
             if (half + 1 < HALVES) return;
             all = all_halves;
         }
-        group.scatter(all, at, narrow.n, columns, width, static_cast<S*>(to), a.tokens);
+        group.scatter(all, at, narrow.n, columns, step, static_cast<S*>(to), a.tokens);
     }
 
     void report() {
@@ -360,7 +371,7 @@ struct Call {
     // ---- backward: z_t and r_t forwards, then slopes backwards ----
 
     // What the first sweep leaves to the second of a piece: z, r (n, d), z_t B_0 g_t - c z_t S_0 r_t and z_t S_0 r_t (n),
-    // and where slopes of decays are wanted B_0 (d, k) and c S_0 / 2 (d, d), all in lanes of the precision of its work.
+    // and where slopes of decays are wanted [B_0, c S_0 / 2] (d, k + d), all in lanes of the precision of its work.
     Int kept_lanes() const { return kept_of_a_piece(a); }
     Int kept_bytes() const { return kept_lanes() * HALVES * Int(sizeof(Vec<double>)); }
     template <class T>
@@ -382,18 +393,22 @@ struct Call {
         const Piece<T>& p = piece<T>();
         const Vec<T> one = Vec<T>{} + T(1);
         Vec<T>* to = kept_of<T>(at / PIECE, half);
-        for (Int i = 0; i < p.n * d; ++i) to[i] = p.solved[i], to[PIECE * d + i] = p.told[i];
+        for (Int t = 0; t < p.n; ++t)
+            for (Int i = 0; i < d; ++i)
+                to[t * d + i] = p.solved[t * p.row + i], to[(PIECE + t) * d + i] = p.told[t * p.row + i];
         to += 2 * PIECE * d;
         if (!a.to_decay && !a.to_gain) return;
         multiply_lanes<T>(p.n, d, d, p.by_d(p.solved), p.by_d(p.gram), p.by_d(p.rows), one);
         for (Int t = 0; t < p.n; ++t) {
-            const Vec<T> spread = dot_lanes<T>(d, p.rows + t * d, p.told + t * d);
-            to[t] = dot_lanes<T>(d, p.others + t * d, p.solved + t * d) - p.gain * spread, to[PIECE + t] = spread;
+            const Vec<T> spread = dot_lanes<T>(d, p.rows + t * p.row, p.told + t * p.row);
+            to[t] = dot_lanes<T>(d, p.others + t * p.row, p.solved + t * p.row) - p.gain * spread, to[PIECE + t] = spread;
         }
         if (!a.to_decay) return;
         to += 2 * PIECE;
-        for (Int i = 0; i < d * k; ++i) to[i] = p.cross[i];
-        for (Int i = 0; i < d * d; ++i) to[d * k + i] = T(0.5) * p.gain * p.gram[i];
+        for (Int i = 0; i < d; ++i, to += d + k) {
+            for (Int j = 0; j < k; ++j) to[j] = p.cross[i * p.told_row + j];
+            for (Int j = 0; j < d; ++j) to[k + j] = T(0.5) * p.gain * p.gram[i * p.row + j];
+        }
     }
 
     void first_sweep() {
@@ -422,8 +437,8 @@ struct Call {
         for (int g = 0; g < WIDTH<T>; ++g) fade[g] = double(p.from_start[p.n - 1][g]);
         for (Int t = 0; t < p.n; ++t)
             for (Int i = 0; i < d; ++i) {
-                p.rows[t * d + i] = p.from_start[t] * p.solved[t * d + i];
-                p.others[t * d + i] = p.from_start[t] * p.told[t * d + i];
+                p.rows[t * p.row + i] = p.from_start[t] * p.solved[t * p.row + i];
+                p.others[t * p.row + i] = p.from_start[t] * p.told[t * p.row + i];
             }
         add_products<T>(half, p.rows, p.told, p.others, p.solved, p.grad, fade);
     }
@@ -432,7 +447,9 @@ struct Call {
     void take_kept(Int at, int half) {
         Piece<T>& p = piece<T>();
         const Vec<T>* from = kept_of<T>(at / PIECE, half);
-        for (Int i = 0; i < p.n * d; ++i) p.solved[i] = from[i], p.told[i] = from[PIECE * d + i];
+        for (Int t = 0; t < p.n; ++t)
+            for (Int i = 0; i < d; ++i)
+                p.solved[t * p.row + i] = from[t * d + i], p.told[t * p.row + i] = from[(PIECE + t) * d + i];
     }
 
     // The second sweep over a half of a piece: its slopes, then what it adds to the sums.
@@ -458,17 +475,17 @@ struct Call {
                 missed[i] -= p.gain * also[i];
                 to_weight[s] += share * seen[i] * missed[i];
             }
-            to_alpha[s] = -dot_lanes<T>(d, p.solved + s * d, p.told + s * d);
+            to_alpha[s] = -dot_lanes<T>(d, p.solved + s * p.row, p.told + s * p.row);
             if (a.to_gain) gain_slope -= p.from_start[s] * kept[PIECE + s];
         }
         // keys: D_es (C v - c M k), then sum D_ts (z_t missed - c r_t seen)
         multiply_lanes<T>(n, d, k, p.by_k(p.value), p.by_k(p.cross).t(), p.by_d(p.rows), one);
-        for (Int s = 0; s < n; ++s) far[s] = dot_lanes<T>(d, p.key + s * d, p.rows + s * d);
+        for (Int s = 0; s < n; ++s) far[s] = dot_lanes<T>(d, p.key + s * p.row, p.rows + s * p.row);
         multiply_lanes<T>(n, d, d, p.by_d(p.key), p.by_d(p.gram), p.by_d(p.rows), -p.gain, true);
         for (Int s = 0; s < n; ++s) {
-            far[s] = T(0.5) * (far[s] + dot_lanes<T>(d, p.key + s * d, p.rows + s * d));
+            far[s] = T(0.5) * (far[s] + dot_lanes<T>(d, p.key + s * p.row, p.rows + s * p.row));
             to_weight[s] += p.to_end[s] * far[s];
-            for (Int i = 0; i < d; ++i) p.rows[s * d + i] *= p.to_end[s];
+            for (Int i = 0; i < d; ++i) p.rows[s * p.row + i] *= p.to_end[s];
         }
         if (a.to_decay) decay_slopes<T>(kept + 2 * PIECE, kept, seen, missed, far, faded, to_decay);
         for (Int s = 0; s < n; ++s)
@@ -476,16 +493,16 @@ struct Call {
         add_later<T>(n, d, missed, p.by_d(p.solved), p.by_d(p.rows), one);
         add_later<T>(n, d, seen, p.by_d(p.told), p.by_d(p.rows), -p.gain);
         for (Int s = 0; s < n; ++s)
-            for (Int i = 0; i < d; ++i) p.rows[s * d + i] *= p.weight[s];
-        put_rows<T>(p.rows, half, at, a.features, d, narrow.rows, a.to_key);
+            for (Int i = 0; i < d; ++i) p.rows[s * p.row + i] *= p.weight[s];
+        put_rows<T>(p.rows, half, at, a.features, p.row, narrow.rows, a.to_key);
         multiply_lanes<T>(n, k, d, p.by_d(p.key), p.by_k(p.cross), p.by_k(p.rows), one);
         for (Int s = 0; s < n; ++s)
-            for (Int i = 0; i < k; ++i) p.rows[s * k + i] *= p.to_end[s];
+            for (Int i = 0; i < k; ++i) p.rows[s * p.told_row + i] *= p.to_end[s];
         add_later<T>(n, k, seen, p.by_k(p.grad), p.by_k(p.rows), one);
         for (Int s = 0; s < n; ++s)
-            for (Int i = 0; i < k; ++i) p.rows[s * k + i] *= p.weight[s];
-        put_rows<T>(p.rows, half, at, k, k, narrow.others, a.to_value);
-        put_rows<T>(p.told, half, at, a.features, d, narrow.told, a.to_query);
+            for (Int i = 0; i < k; ++i) p.rows[s * p.told_row + i] *= p.weight[s];
+        put_rows<T>(p.rows, half, at, k, p.told_row, narrow.others, a.to_value);
+        put_rows<T>(p.told, half, at, a.features, p.row, narrow.told, a.to_query);
         put_numbers<T>(to_weight, half, at, a.to_weight), put_numbers<T>(to_alpha, half, at, a.to_alpha);
         put_numbers<T>(to_decay, half, at, a.to_decay);
         for (int g = 0; g < WIDTH<T>; ++g) gain_total[half * WIDTH<T> + g] += double(gain_slope[g]);
@@ -507,7 +524,9 @@ struct Call {
                       Vec<T>* across, Vec<T>* to) {
         Piece<T>& p = piece<T>();
         const Int n = p.n;
-        const Vec<T> both = dot_lanes<T>(d * k, before, p.cross) - dot_lanes<T>(d * d, before + d * k, p.gram);
+        Vec<T> both = {};
+        for (Int i = 0; i < d; ++i, before += d + k)
+            both += dot_lanes<T>(k, before, p.cross + i * p.told_row) - dot_lanes<T>(d, before + k, p.gram + i * p.row);
         for (Int t = 0; t < n; ++t) across[t] = Vec<T>{};  // sum_{s<t} D_{t-1,s} w_s seen missed, of each later token
         Vec<T> from = one_of<T>(), told = {};              // decay from the start to t - 1; sum_{s<t} D_{t-1,s} w_s far_s
         for (Int t = 0; t < n; ++t) {
