@@ -91,8 +91,6 @@ def nystroem(
 ) -> Nystroem:
     """Features that span what `landmarks` of the keys see of the kernel; with all of them phi phi' = k.
 
-    >>> import torch
-    >>> from intention.features import nystroem
     >>> key, query = torch.randn(2, 11, 3), torch.randn(2, 7, 3)
     >>> phi = nystroem("gaussian", key, landmarks=5)
     >>> phi(query).shape, phi.landmarks.shape
@@ -125,8 +123,6 @@ def fourier(
 ) -> Fourier:
     """Random Fourier features of a Gaussian or Laplacian kernel (Rahimi & Recht 2007); off by about 1 / sqrt(m).
 
-    >>> import torch
-    >>> from intention.features import fourier
     >>> fourier("gaussian", torch.randn(2, 11, 3), features=5)(torch.randn(2, 7, 3)).shape
     torch.Size([2, 7, 5])
 
@@ -152,8 +148,6 @@ def fourier(
 def restore_features(name: str, settings: dict[str, Any], state: dict[str, Tensor]) -> Features:
     """The features that `name`, `settings()` and `state()` of others describe.
 
-    >>> import torch
-    >>> from intention.features import nystroem, restore_features
     >>> x = torch.randn(11, 3)
     >>> phi = nystroem("laplacian", x, landmarks=5)
     >>> torch.equal(restore_features(phi.name, phi.settings(), phi.state())(x), phi(x))

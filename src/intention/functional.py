@@ -14,7 +14,7 @@ from torch import Tensor
 
 from intention import _checks as checks
 from intention._call import masks_and_weights as masks
-from intention._call import own_sigma
+from intention._call import own_sigma, softmax
 from intention._call.arguments import (
     Prepared,
     alpha_of,
@@ -29,18 +29,6 @@ from intention._call.arguments import (
     weigh_mask,
 )
 from intention._call.per_query import in_chunks, linear_causal, linear_per_query, per_query
-from intention._call.softmax import (
-    centred_key,
-    counted_softmax,
-    fused,
-    fused_plain,
-    narrowed,
-    rounding_of_alpha,
-    scored,
-    softmax_attention,
-    transform_shared,
-    transform_solver,
-)
 from intention._covariance import Covariance, on_keys
 from intention.solve.ladder import ROUTES, TOLERATED, Report, unpack, warn_inaccurate
 from intention.solve.problem import Plan, Problem
@@ -139,7 +127,7 @@ def attention(
         mask = mask & triangle if mask.dtype == torch.bool else torch.where(triangle, mask, -torch.inf)
         is_causal = False
     key, value = masks.fill(key, seen), masks.fill(value, seen)
-    return softmax_attention(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa)
+    return softmax.softmax_attention(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa)
 
 
 @full_precision
@@ -257,9 +245,8 @@ def intention(
             out, _ = ridge(problem, Plan(is_dual(solver, key), intercept, scale), solver)
             return out
     checks.probability(dropout_p)
-    rows = (
-        dropout_p if dropout_p and not intercept and on_keys(covariance) else 0.0
-    )  # a dropout that can do without weights
+    # a dropout that can do without weights
+    rows = dropout_p if dropout_p and not intercept and on_keys(covariance) else 0.0
     call = prepare(
         query, key, value, attn_mask, dropout_p - rows, is_causal, enable_gqa, alpha, weight, covariance, solver
     )
@@ -336,7 +323,7 @@ def sigma_intention(
     if plain and not (dropout_p or is_causal or enable_gqa or return_info or intercept):
         problem = plain_problem(query, key, value, alpha, covariance, solver)
     if problem is not None:  # the kernel is asked once
-        out = fused_plain(problem, scale)
+        out = softmax.fused_plain(problem, scale)
         if out is not None:
             return out
     call = prepare(query, key, value, attn_mask, 0.0, is_causal, enable_gqa, alpha, weight, covariance, solver)
@@ -348,7 +335,7 @@ def sigma_intention(
         own_sigma.check_estimated(covariance, solver, queries_differ, inputs.value, counted.seen())
     found = call.zeros() if call.empty else None
     if found is None and solver == "auto" and not (queries_differ or estimated or intercept or dropout_p):
-        found = fused(inputs, scale) if counted.keep is None and problem is None else None
+        found = softmax.fused(inputs, scale) if counted.keep is None and problem is None else None
     if found is None:
         found = _softmax_of(call, is_causal, covariance, intercept, solver, scale, dropout_p)
     out, report = call.result(found[0]), found[1]
@@ -368,29 +355,29 @@ def _softmax_of(
     options = (is_causal, covariance, intercept, solver, scale)
     inputs = call.inputs
     moved, keys, solved = _transformed(call, *options)
-    moved, report, again = scored(moved, keys, solved, solver, inputs)
+    moved, report, again = softmax.scored(moved, keys, solved, solver, inputs)
     if again and is_causal and (n := _first_tokens(inputs)):
         # what no key has been seen of is q / alpha, whose rounding the scores of the first tokens feel
         later = Problem(inputs.query[..., n:, :], *inputs[1:])
-        _, told, again = scored(moved[..., n:, :], keys, solved, solver, later)
+        _, told, again = softmax.scored(moved[..., n:, :], keys, solved, solver, later)
         if not again:
             first, hard = _softmax_of(call.first(n).double(), *options, dropout_p)
-            rest = counted_softmax(moved, keys, inputs.value, call.counted, dropout_p, True)[..., n:, :]
-            report = Report(*map(torch.fmax, narrowed(hard, moved.dtype), told))
+            rest = softmax.counted_softmax(moved, keys, inputs.value, call.counted, dropout_p, True)[..., n:, :]
+            report = Report(*map(torch.fmax, softmax.narrowed(hard, moved.dtype), told))
             return torch.cat([first.to(moved.dtype), rest], -2), report
     if again:
         call = call.double()
         moved, keys, report = _transformed(call, *options)
-        moved, report, _ = scored(moved, keys, report, solver, call.inputs)
+        moved, report, _ = softmax.scored(moved, keys, report, solver, call.inputs)
     if is_causal and solver == "auto" and not compiling():
-        lost = rounding_of_alpha(moved, report, call.inputs)
+        lost = softmax.rounding_of_alpha(moved, report, call.inputs)
         if lost > SMALL_ROUNDING and keys.shape[-2] <= FEW_TOKENS:  # each query by itself knows what it cannot see
             moved, keys, report = _transformed(call, *options, each=True)
         elif lost > TOLERATED:
             warn_inaccurate(Report(report.route, report.condition, torch.full_like(report.error, lost)))
     if call.inputs.key.dtype != inputs.key.dtype:
-        report = narrowed(report, inputs.key.dtype)
-    return counted_softmax(moved, keys, call.inputs.value, call.counted, dropout_p, is_causal), report
+        report = softmax.narrowed(report, inputs.key.dtype)
+    return softmax.counted_softmax(moved, keys, call.inputs.value, call.counted, dropout_p, is_causal), report
 
 
 def _first_tokens(inputs: Problem) -> int:
@@ -413,20 +400,12 @@ def _transformed(
     What is scaled are the transformed queries: a rounding of those that came would meet Sigma^-1. `each`: query by
     query, where chunks would do.
     """
-    moved, keys, report = _by_options(call, is_causal, covariance, intercept, solver, each)
-    return moved if scale == 1 else moved * scale, keys, report
-
-
-def _by_options(
-    call: Prepared, is_causal: bool, covariance: Covariance, intercept: bool, solver: str, each: bool
-) -> tuple[Tensor, Tensor, Report]:
-    """The same without the scale, by the route that the options need."""
     inputs, counted = call.inputs, call.counted
     keys = inputs.key
     weighed = inputs if counted.keep is None else weigh_mask(inputs, counted.keep)
     estimated = call.own_sigma
     if intercept and not estimated:  # keys around one point give the same answers, and nothing large cancels in them
-        keys = centred_key(weighed, counted.keep)
+        keys = softmax.centred_key(weighed, counted.keep)
         inputs, weighed = (Problem(x.query, keys, *x[2:]) for x in (inputs, weighed))
     if is_causal or counted.per_query is not None:
 
@@ -434,15 +413,15 @@ def _by_options(
             if estimated:
                 return own_sigma.transform(part.expanded(), covariance, intercept, solver)
             centred = part.expanded().centred()[0] if intercept else part
-            out, packed = transform(Problem(part.query, *centred[1:]), transform_solver(solver))
+            out, packed = transform(Problem(part.query, *centred[1:]), softmax.transform_solver(solver))
             return out, unpack(packed)
 
         if is_causal and not (estimated or intercept or each) and solver == "auto":
             moved, report = in_chunks(weighed, transform_only=True)
         else:
             moved, report = per_query(weighed, counted.per_query, solve)
-        return moved, keys, report
-    if estimated:
+    elif estimated:
         moved, report = own_sigma.transform(weighed, covariance, intercept, solver)
-        return moved, keys, report
-    return transform_shared(inputs, solver)
+    else:
+        moved, keys, report = softmax.transform_shared(inputs, solver)
+    return moved if scale == 1 else moved * scale, keys, report

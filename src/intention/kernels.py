@@ -24,8 +24,6 @@ Function = Callable[[Tensor, Tensor], Tensor]
 class Kernel(nn.Module):
     """The base of all kernels: `kernel(x, y)` is (..., M, N) for x (..., M, d) and y (..., N, d).
 
-    >>> import torch
-    >>> from intention.kernels import Gaussian
     >>> key, query = torch.randn(2, 11, 3), torch.randn(2, 7, 3)
     >>> Gaussian(gamma=0.5)(query, key).shape
     torch.Size([2, 7, 11])
@@ -74,11 +72,9 @@ class Kernel(nn.Module):
 class BoundKernel:
     """A kernel whose numbers are fixed: `bound(x, y)`, `bound.diagonal(x)`. Made by `Kernel.bind` or `restore`.
 
-    >>> import torch
-    >>> from intention import kernels
     >>> key = torch.randn(11, 3)
-    >>> bound = kernels.Gaussian().bind(key)
-    >>> again = kernels.restore(bound.name, bound.settings(), bound.state())
+    >>> bound = Gaussian().bind(key)
+    >>> again = restore(bound.name, bound.settings(), bound.state())
     >>> torch.equal(again(key, key), bound(key, key))
     True
     """
@@ -119,8 +115,6 @@ class BoundKernel:
 class Linear(Kernel):
     """k = x'y.
 
-    >>> import torch
-    >>> from intention.kernels import Linear
     >>> Linear()(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0]]))
     tensor([[11.]])
     """
@@ -162,8 +156,6 @@ class _Scaled(Kernel, KeepsPrecision):
 class Polynomial(_Scaled):
     """k = (gamma x'y + coef0)^degree; gamma is 1/d unless given, as in scikit-learn.
 
-    >>> import torch
-    >>> from intention.kernels import Polynomial
     >>> Polynomial(degree=2)(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0]]))  # (11/2 + 1)^2
     tensor([[42.2500]])
     """
@@ -195,8 +187,6 @@ class Polynomial(_Scaled):
 class Gaussian(_Scaled):
     """k = exp(-gamma |x - y|^2); gamma is 1 / median(|x_i - x_j|^2) unless given.
 
-    >>> import torch
-    >>> from intention.kernels import Gaussian
     >>> Gaussian(gamma=0.5)(torch.zeros(1, 2), torch.ones(1, 2))  # exp(-1)
     tensor([[0.3679]])
     >>> Gaussian().bind(torch.tensor([[0.0], [1.0], [3.0]])).gamma  # squared distances 1, 4 and 9
@@ -228,8 +218,6 @@ class Gaussian(_Scaled):
 class Laplacian(Gaussian):
     """k = exp(-gamma |x - y|_1); gamma is 1 / median(|x_i - x_j|_1) unless given, and else as for Gaussian.
 
-    >>> import torch
-    >>> from intention.kernels import Laplacian
     >>> Laplacian(gamma=0.5)(torch.zeros(1, 2), torch.ones(1, 2))  # exp(-1)
     tensor([[0.3679]])
 
@@ -250,8 +238,6 @@ class ArcCosine(Kernel):
 
         J_0 = pi - theta,  J_1 = sin + (pi - theta) cos,  J_2 = 3 sin cos + (pi - theta) (1 + 2 cos^2)
 
-    >>> import torch
-    >>> from intention.kernels import ArcCosine
     >>> ArcCosine(order=0)(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 2.0]]))  # a right angle
     tensor([[0.5000]])
 
@@ -291,8 +277,6 @@ class ArcCosine(Kernel):
 class Custom(Kernel):
     """A callable (x, y) -> (..., M, N) as a kernel; the parameters of a module are registered.
 
-    >>> import torch
-    >>> from intention.kernels import Custom
     >>> Custom(lambda x, y: 1 + x @ y.mT)(torch.ones(2, 7, 3), torch.ones(11, 3)).shape
     torch.Size([2, 7, 11])
     """
@@ -320,7 +304,6 @@ KINDS: dict[str, Callable[..., Kernel]] = {k.name: k for k in (Linear, Polynomia
 def as_kernel(kernel: str | Kernel | Function) -> Kernel:
     """A kernel from its name, from itself, or from any callable (x, y) -> (..., M, N).
 
-    >>> from intention.kernels import as_kernel
     >>> as_kernel("gaussian")
     Gaussian()
     """

@@ -194,7 +194,8 @@ def test_named_backwards_stay_on_the_device(solver, shape, intercept):
         problem = Problem(q, key, v, torch.empty(6, n, device="cuda"), torch.empty(6, device="cuda"), None)
         plan = Plan(dual=solver == "dual" or (solver != "primal" and n < d), intercept=intercept, scale=0.5)
         (out, coef, matrix, packed), plain = by_route.solve_batch(problem, plan, solver)
-        grads = by_route.backward_batch(out, problem, coef, matrix, packed, plain, plan, solver, Needs(gain=False))
+        known = by_route.Known(problem, plan, coef, matrix, packed, plain)
+        grads = by_route.backward_batch(out, known, solver, Needs(gain=False))
         for x, g in zip(problem[:5], grads[:5], strict=True):
             assert g.device.type == "cuda"
             assert g.shape == x.shape

@@ -20,9 +20,8 @@ class Counted(NamedTuple):
 
     keep: Tensor | None  # bool: False = the point is not there, whatever it holds
     weight: Tensor | None  # >= 0
-    log: (
-        Tensor | None
-    )  # log-weights, counted besides `weight`; kept as logs for the softmax, which needs no exp of them
+    # log-weights, counted besides `weight`; kept as logs for the softmax, which needs no exp of them
+    log: Tensor | None
     per_query: Tensor | None  # bool, or log-weights
 
     def in_sigma(self) -> Tensor | None:

@@ -43,11 +43,10 @@ def fused_plain(problem: Problem, scale: float) -> Tensor | None:
     scaled = _over_scale(problem, scale)
     if scaled is None:
         return None
-    problem = scaled
-    if gradient_free(*problem):
-        found = sigma(problem)
+    if gradient_free(*scaled):
+        found = sigma(scaled)
         return None if found is None else found[0]
-    found = sigma(problem.expanded())
+    found = sigma(scaled.expanded())
     return None if found is None else found[0].reshape(*problem.query.shape[:-1], problem.value.shape[-1])
 
 
@@ -66,19 +65,15 @@ def transform_shared(inputs: Problem, solver: str) -> tuple[Tensor, Tensor, Repo
 
     Both give the scores Q Sigma^-1 K'. With float weights the first is used at any shape: it has a derivative at w = 0.
     """
-    dual = is_dual(solver, inputs.key) and inputs.weight is None
-    if dual:
+    if is_dual(solver, inputs.key) and inputs.weight is None:
         # scores Q K'(c KK' + alpha I)^-1 = Q (G^-1 K)': the transform acts on the keys
         problem, restore = flatten(Problem(inputs.key, *inputs[1:]))
-    else:
-        problem, restore = flatten(inputs)
-    if dual:
         points = Problem.of_points(problem.key.mT, problem.key.mT, None, problem.alpha, problem.gain)
         moved, packed = transform(points, transform_solver(solver))
         report = unflatten_report(packed, inputs)
         route = torch.where(report.route == PRIMAL, DUAL, report.route)
-        report = Report(route, report.condition, report.error)
-        return inputs.query, restore(moved.mT), report
+        return inputs.query, restore(moved.mT), Report(route, report.condition, report.error)
+    problem, restore = flatten(inputs)
     moved, packed = transform(problem, transform_solver(solver))
     return restore(moved), inputs.key, unflatten_report(packed, inputs)
 
@@ -224,10 +219,8 @@ def softmax_attention(
         return x if x.dim() == 4 else x.reshape(*rows, *own)
 
     if mask is not None and mask.dim() > 2:
-        if gqa:
-            mask = mask.expand(*lead, *mask.shape[-3:]).reshape(*rows, *mask.shape[-3:])
-        else:
-            mask = mask.expand(*lead, *mask.shape[-2:]).reshape(*rows, *mask.shape[-2:])
+        own = mask.shape[-2 - heads :]
+        mask = mask.expand(*lead, *own).reshape(*rows, *own)
     elif mask is not None and mask.dim() < 2:
         mask = mask.expand(1, key.shape[-2])
     q, k, v = four(query), four(key), four(value)

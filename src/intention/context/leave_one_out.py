@@ -176,10 +176,9 @@ class Spectral(NamedTuple):
     rhs: Tensor  # (..., r, k): K'WV; by points their product with the target
     target: Tensor  # (..., N, k): w^1/2 v
     by_points: bool
-    lift: Tensor | None = (
-        None  # by points: the eigenvalue of the direction of the weights (...), and what each point has
-    )
-    share: Tensor | None = None  # of that direction, squared (..., N)
+    # by points: the eigenvalue of the direction of the weights (...), and what each point has of it, squared (..., N)
+    lift: Tensor | None = None
+    share: Tensor | None = None
 
 
 def _spectral(fit: Solved) -> Spectral:

@@ -123,9 +123,7 @@ def _forward(
         scale = alpha * (query.shape[-1] ** -0.5 if scaling is None else scaling)
     else:
         scale = _per_head(1.0 if scale is None else scale, query.device, working)
-    if isinstance(
-        scale, Tensor
-    ):  # it is of the queries, in a precision in which alpha * query neither overflows nor rounds
+    if isinstance(scale, Tensor):  # of the queries, in a precision in which alpha * query neither overflows nor rounds
         query = query.to(working) * (scale.view(-1, 1, 1) if scale.dim() else scale)
         scale = None
     out = call(

@@ -66,16 +66,7 @@ class InformerLayer(nn.TransformerEncoderLayer):
         checks.sizes(d_model, nhead)
         place: dict[str, Any] = {"device": device, "dtype": dtype}
         super().__init__(
-            d_model,
-            nhead,
-            dim_feedforward,
-            dropout,
-            activation,
-            layer_norm_eps,
-            batch_first,
-            norm_first,
-            bias,
-            **place,
+            d_model, nhead, dim_feedforward, dropout, activation, layer_norm_eps, batch_first, norm_first, bias, **place
         )
         self.self_attn: Any = _mixer(mixer, self.self_attn, options)
         self.embed_input = nn.Linear(d_model, d_model, bias=bias, **place) if embed_input else None
@@ -146,16 +137,7 @@ class InformerDecoderLayer(nn.TransformerDecoderLayer):
         checks.sizes(d_model, nhead)
         place: dict[str, Any] = {"device": device, "dtype": dtype}
         super().__init__(
-            d_model,
-            nhead,
-            dim_feedforward,
-            dropout,
-            activation,
-            layer_norm_eps,
-            batch_first,
-            norm_first,
-            bias,
-            **place,
+            d_model, nhead, dim_feedforward, dropout, activation, layer_norm_eps, batch_first, norm_first, bias, **place
         )
         self.self_attn: Any = make_mixer(mixer, **_settings(self.self_attn), **options)
         self.multihead_attn: Any = make_mixer(cross_mixer or mixer, **_settings(self.multihead_attn), **options)
@@ -197,25 +179,9 @@ class Former(nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(
-            InformerLayer(
-                d_model,
-                nhead,
-                dim_feedforward,
-                dropout,
-                activation,
-                layer_norm_eps,
-                batch_first,
-                norm_first,
-                bias,
-                device,
-                dtype,
-                mixer=self.mixer,
-                embed_input=embed_input,
-                **options,
-            )
-            for _ in range(num_layers)
-        )
+        sizes = (d_model, nhead, dim_feedforward, dropout, activation, layer_norm_eps, batch_first, norm_first, bias)
+        own = {"mixer": self.mixer, "embed_input": embed_input, **options}
+        self.layers = nn.ModuleList(InformerLayer(*sizes, device, dtype, **own) for _ in range(num_layers))
         last = norm_first if final_norm is None else final_norm
         self.norm = nn.LayerNorm(d_model, layer_norm_eps, bias=bias, device=device, dtype=dtype) if last else None
         self.batch_first = batch_first

@@ -70,13 +70,7 @@ class Attention(Head):
         return f"scale={self.scale}"
 
     def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,
-        *,
-        is_causal: bool = False,
+        self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, *, is_causal: bool = False
     ) -> Tensor:
         """query (..., M, d), key (..., N, d), value (..., N, k) -> (..., M, k); attn_mask broadcasts to (..., M, N)."""
         return F.attention(*self.embed(query, key, value), attn_mask, is_causal=is_causal, scale=self.scale)
@@ -162,13 +156,7 @@ class NeuralProcess(Head):
         self.embed_output = _or_identity(embed_output)
 
     def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,
-        *,
-        is_causal: bool = False,
+        self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, *, is_causal: bool = False
     ) -> Tensor:
         """query (..., M, d), key (..., N, d), value (..., N, k) -> (..., M, k); attn_mask broadcasts to (..., M, N)."""
         query, key, value = self.embed(query, key, value)
@@ -228,20 +216,9 @@ class SigmaIntention(Head, HoldsAlpha):
         is_causal: bool = False,
     ) -> Tensor:
         """query (..., M, d), key (..., N, d), value (..., N, k) -> (..., M, k); attn_mask broadcasts to (..., M, N)."""
-        query, key, value = self.embed(query, key, value)
-        return solve(
-            F.sigma_intention,
-            query,
-            key,
-            value,
-            attn_mask,
-            alpha=self.alpha,
-            scale=self.scale,
-            covariance=self.covariance,
-            weight=weight,
-            is_causal=is_causal,
-            intercept=self.intercept,
-        )
+        points = self.embed(query, key, value)
+        options = {"scale": self.scale, "covariance": self.covariance, "weight": weight, "intercept": self.intercept}
+        return solve(F.sigma_intention, *points, attn_mask, is_causal=is_causal, alpha=self.alpha, **options)
 
 
 class Intention(Head, HoldsAlpha):

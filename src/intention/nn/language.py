@@ -83,17 +83,18 @@ class InformerLM(nn.Module):
         self.embed = nn.Embedding(vocabulary, d_model)
         nn.init.normal_(self.embed.weight, std=d_model**-0.5)
         self.gated = layer == "gated"
-        sizes, kinds = (
-            (d_model, nhead, num_layers, dim_feedforward, dropout),
-            {"norm": norm, "feedforward": feedforward},
-        )
         if self.gated:
-            rotary = None if positions is None else positions == "rotary"
-            own = {"rotary": rotary, **options}
-            layers = gated_layers(*sizes, mixer=mixer, attention_every=attention_every, **kinds, options=own)
+            sizes = (d_model, nhead, num_layers, dim_feedforward, dropout)
+            kinds = {"mixer": mixer, "attention_every": attention_every, "norm": norm, "feedforward": feedforward}
+            own = {"rotary": None if positions is None else positions == "rotary", **options}
+            layers = gated_layers(*sizes, **kinds, options=own)
             shrink_branches(layers)
         else:
-            layers = _plain_layers(*sizes, mixer, attention_every, **kinds, options=options)
+            layers = []
+            for i in range(num_layers):
+                name, own = ("attention", {}) if is_attention(i, attention_every) else (mixer, options)
+                mixing = make_mixer(name, d_model, nhead, batch_first=True, **own)
+                layers.append(CausalLayer(d_model, mixing, dim_feedforward, dropout, norm, feedforward))
         self.layers = nn.ModuleList(layers)
         self.norm = make_norm(norm, d_model)
         self.read = nn.Linear(d_model, vocabulary, bias=False)
@@ -157,26 +158,6 @@ class InformerLM(nn.Module):
             for module, training in modes:  # not self.train(): parts of it may be frozen in eval
                 module.training = training
         return torch.cat(found, 1)
-
-
-def _plain_layers(
-    d_model: int,
-    nhead: int,
-    num_layers: int,
-    dim_feedforward: int | None,
-    dropout: float,
-    mixer: str,
-    attention_every: int | None,
-    *,
-    options: dict[str, Any],
-    **kinds: str,
-) -> list[CausalLayer]:
-    layers = []
-    for i in range(num_layers):
-        name, own = ("attention", {}) if is_attention(i, attention_every) else (mixer, options)
-        mixing = make_mixer(name, d_model, nhead, batch_first=True, **own)
-        layers.append(CausalLayer(d_model, mixing, dim_feedforward, dropout, **kinds))
-    return layers
 
 
 def _draw(logits: Tensor, temperature: float, top_k: int | None, generator: torch.Generator | None) -> Tensor:

@@ -10,7 +10,6 @@ S and B are the state: its size does not depend on the number of tokens.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 from dataclasses import dataclass
 from os import PathLike
@@ -323,20 +322,10 @@ def _packed(
     """Sequences of similar length side by side: at most half of what is computed is padding."""
     n = key.shape[-2]
     ends = checks.cu_seqlens(cu_seqlens, n)
-    spans = [(a, b) for a, b in itertools.pairwise(ends) if b > a]
-    groups: dict[int, list[tuple[int, int]]] = {}
-    for a, b in spans:
-        groups.setdefault((b - a - 1).bit_length(), []).append((a, b))
-    if not spans:
+    if not n:
         return query @ (key.mT @ value)
     outs, places = [], []
-    for group in groups.values():
-        longest = max(b - a for a, b in group)
-        steps = torch.arange(longest, device=key.device)
-        first = torch.tensor([a for a, _ in group], device=key.device)[:, None]
-        length = torch.tensor([b - a for a, b in group], device=key.device)[:, None]
-        there = steps < length
-        index = torch.where(there, first + steps, first)
+    for _, index, there in ragged.groups(sorted(set(ends)), key.device):  # without those that are empty
 
         def part(x: Tensor, dim: int, index: Tensor = index) -> Tensor:
             return x.index_select(dim, index.flatten()).unflatten(dim, index.shape)

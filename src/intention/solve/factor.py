@@ -172,9 +172,8 @@ def sigma_times(x: Tensor, alpha: Tensor, gain: Tensor | None, b: Tensor) -> Ten
 
 def inverse_of_lower(lower: Tensor, failed: Tensor) -> Tensor:
     """Sigma^-1 from L. Elements that failed get some finite number: their ratio already says so."""
-    lower.diagonal(0, -2, -1).masked_fill_(
-        failed.unsqueeze(1), 1.0
-    )  # torch.cholesky_inverse would raise for the whole batch
+    # torch.cholesky_inverse would raise for the whole batch
+    lower.diagonal(0, -2, -1).masked_fill_(failed.unsqueeze(1), 1.0)
     if lower.device.type == "cpu":
         return torch.cholesky_inverse(lower)
     eye = torch.eye(lower.shape[-1], dtype=lower.dtype, device=lower.device)

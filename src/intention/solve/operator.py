@@ -28,6 +28,7 @@ from intention.solve.torch_state import (
     functorch,
     gradient_free,
     legacy_batched,
+    transformed,
     unobserved,
 )
 
@@ -41,7 +42,6 @@ Options = tuple[Any, ...]  # of the types that the operator's schema says
 
 _utils = getattr(getattr(torch, "_functorch", None), "utils", None)
 _unwrap_dead_wrappers: Callable[[Options], Options] | None = getattr(_utils, "unwrap_dead_wrappers", None)
-_transforms_active: Callable[[], bool] = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
 _library = Library("intention", "DEF")
 
 
@@ -72,9 +72,8 @@ class Saved(NamedTuple):
     tensors: tuple[Opt, ...]
     options: Options
     outputs: Outputs  # answers (where they are saved), what was kept, the packed report
-    seen: (
-        Any  # what the forward saw on the host: whether the plain factor served every element; None: nobody has looked
-    )
+    # what the forward saw on the host: whether the plain factor served every element; None: nobody has looked
+    seen: Any
 
 
 class Kept(Ctx, Protocol):
@@ -118,9 +117,7 @@ class Operator:
     shapes: Callable[..., Outputs]  # of solve, with keep=True
     pull: Callable[[Grads, Saved, Sequence[bool]], Grads]  # (gradients of answers, saved, needs): nothing watches
     differentiable: Callable[[Grads, Saved, Sequence[bool]], Grads]  # the same, of any order
-    push: Callable[[Sequence[Opt], Saved], tuple[Tensor, ...]] | None = (
-        None  # tangents of the tensors -> of the answers
-    )
+    push: Callable[[Sequence[Opt], Saved], tuple[Tensor, ...]] | None = None  # tangents of the tensors, of the answers
     saves_answers: bool = True
     whole: bool = False  # what is kept is one buffer of the whole batch, the last output: there is no report
     traced: Callable[..., tuple[Outputs, object]] | None = None  # in place of `solve`, where a graph has no second call
@@ -163,7 +160,7 @@ class Door(torch.autograd.Function):
 
     @classmethod
     def apply(cls, *args: Any) -> Any:
-        if _transforms_active() or _unwrap_dead_wrappers is None:
+        if transformed() or _unwrap_dead_wrappers is None:
             _refuse_nested_forward(*args)
             return super().apply(*args)
         return super(torch.autograd.Function, cls).apply(*_unwrap_dead_wrappers(args))  # pyright: ignore[reportAttributeAccessIssue]
@@ -275,18 +272,17 @@ def _register(op: Operator) -> None:
     """
     solve, between = op.traced or op.solve, slice(op.answers, op.outputs - (not op.whole))
 
+    def shown(outputs: Outputs, keep: bool) -> Outputs:
+        kept = outputs[between] if keep else [outputs[0].new_empty(0) for _ in outputs[between]]
+        return *outputs[: op.answers], *kept, *outputs[between.stop :]
+
     def forward(*args: Any) -> Outputs:
         outputs, _ = solve(*args)
-        kept = outputs[between] if args[-1] else [outputs[0].new_empty(0) for _ in outputs[between]]
-        return tuple(
-            x.contiguous() for x in (*outputs[: op.answers], *kept, *outputs[between.stop :])
-        )  # inductor asserts on strides
+        return tuple(x.contiguous() for x in shown(outputs, args[-1]))  # inductor asserts on strides
 
     def fake(*args: Any) -> Outputs:
         torch_state.refuse_onnx()
-        outputs = op.shapes(*args[:-1])
-        kept = outputs[between] if args[-1] else [outputs[0].new_empty(0) for _ in outputs[between]]
-        return *outputs[: op.answers], *kept, *outputs[between.stop :]
+        return shown(op.shapes(*args[:-1]), args[-1])
 
     class Recorded(torch.autograd.Function):
         @staticmethod

@@ -12,10 +12,12 @@ from torch.autograd import forward_ad
 
 T = TypeVar("T")
 
-# Private to torch but used by autograd.Function itself; without it every call takes the slower, always right way.
-_transforms_active: Callable[[], bool] = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
+# Whether torch.func is at work. Private to torch but used by autograd.Function itself; without it every call takes the
+# slower, always right way.
+transformed: Callable[[], bool] = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
 functorch: Any = getattr(torch._C, "_functorch")  # noqa: B009 - torch's stubs do not know it
-_legacy_batched: Callable[[Tensor], bool] = getattr(functorch, "is_legacy_batchedtensor", lambda _: False)
+# torch.autograd.grad(is_grads_batched=True): no transform is active, and rules of a Function are not asked.
+legacy_batched: Callable[[Tensor], bool] = getattr(functorch, "is_legacy_batchedtensor", lambda _: False)
 
 
 class Ctx(Protocol):
@@ -56,7 +58,7 @@ def gradient_free(*tensors: Tensor | None) -> bool:
         for t in tensors:
             if t is not None and t.requires_grad:
                 return False
-    return not (_transforms_active() or forward_mode())
+    return not (transformed() or forward_mode())
 
 
 def look(x: Tensor) -> Tensor:
@@ -71,11 +73,6 @@ def asked(*tensors: Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
-def transformed() -> bool:
-    """torch.func is at work."""
-    return _transforms_active()
-
-
 def forward_mode() -> bool:
     """Tangents may travel along."""
     return getattr(forward_ad, "_current_level", 0) >= 0
@@ -83,17 +80,12 @@ def forward_mode() -> bool:
 
 def eager() -> bool:
     """Values can be looked at: nothing is being compiled, batched or transformed."""
-    return not (torch.compiler.is_compiling() or _transforms_active())
+    return not (torch.compiler.is_compiling() or transformed())
 
 
 def unobserved() -> bool:
     """Nothing records or batches what is computed now, so a tensor that is ours may be changed in place."""
-    return not (torch.is_grad_enabled() or _transforms_active())
-
-
-def legacy_batched(x: Tensor) -> bool:
-    """torch.autograd.grad(is_grads_batched=True): no transform is active, and rules of a Function are not asked."""
-    return _legacy_batched(x)
+    return not (torch.is_grad_enabled() or transformed())
 
 
 def sum_neighbours(x: Tensor | None, times: int) -> Tensor | None:

@@ -139,8 +139,9 @@ def test_shared_keys():
     again, _ = by_route.solve_batch(wide, plan, "auto")
     torch.testing.assert_close(out, again[0], rtol=1e-12, atol=0)
     with torch.no_grad():
-        grads = by_route.backward_batch(out, few, coef, matrix, packed, plain, plan, "auto", Needs(gain=False))
-        apart = by_route.backward_batch(out, wide, coef, matrix, packed, plain, plan, "auto", Needs(gain=False))
+        known = by_route.Known(few, plan, coef, matrix, packed, plain)
+        grads = by_route.backward_batch(out, known, "auto", Needs(gain=False))
+        apart = by_route.backward_batch(out, known._replace(problem=wide), "auto", Needs(gain=False))
     torch.testing.assert_close(grads.key, apart.key.view(4, 3, 20, 8).sum(1), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(grads.value, apart.value.view(4, 3, 20, 3).sum(1), rtol=1e-12, atol=1e-12)
 
@@ -188,13 +189,13 @@ def test_each_element_takes_the_route_of_torch(shape, monkeypatch):
     with torch.no_grad():
         ours, plain = by_route.solve_batch(problem, plan, "auto")
         our_grads = by_route.backward_batch(
-            grad, problem, *ours[1:], plain, plan, "auto", Needs(weight=False, gain=False)
+            grad, by_route.Known(problem, plan, *ours[1:], plain), "auto", Needs(weight=False, gain=False)
         )
         monkeypatch.setattr(by_route.native, "forward", lambda *_: None)
         monkeypatch.setattr(by_route.native, "backward", lambda *_: None)
         torchs, plain = by_route.solve_batch(problem, plan, "auto")
         grads = by_route.backward_batch(
-            grad, problem, *torchs[1:], plain, plan, "auto", Needs(weight=False, gain=False)
+            grad, by_route.Known(problem, plan, *torchs[1:], plain), "auto", Needs(weight=False, gain=False)
         )
     assert torch.equal(ours[3][:, 0], torchs[3][:, 0])
     assert (ours[3][:, 0] == 2).any() == (not plan.dual)

@@ -25,6 +25,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from intention.solve.causal.fading import chunks
 from intention.solve.factor import inverse_of_lower
 from intention.solve.ladder import has_float64
 
@@ -70,9 +71,6 @@ class Chunked(NamedTuple):
     alpha: Tensor  # (B, 1, 1, 1) or (B, n, C, 1)
     gain: Tensor | None  # (B, 1, 1, 1)
 
-    def chunks(self, first: int, last: int) -> Chunked:
-        return self.tokens(slice(first, last))
-
     def flat(self, dtype: torch.dtype) -> Chunked:
         """As one batch; copied only where that needs it."""
         b, n = self.key.shape[:2]
@@ -86,23 +84,15 @@ class Chunked(NamedTuple):
 
 def chunked(tokens: Tokens, size: int) -> Chunked:
     """Zeros fill the last chunk: a token of key 0 and value 0 changes no fit."""
-    missing = -tokens.query.shape[1] % size
-
-    def cut(x: Tensor) -> Tensor:
-        if missing:
-            x = torch.nn.functional.pad(x, (0, 0, 0, missing))
-        return x.unflatten(1, (-1, size))
-
-    weight = None if tokens.weight is None else tokens.weight.unsqueeze(-1)
-    if tokens.alpha.dim() > 1:
-        alpha = torch.cat([tokens.alpha, tokens.alpha[:, -1:].expand(-1, missing)], 1).view(
-            len(tokens.alpha), -1, size, 1
-        )
+    weight, alpha = None if tokens.weight is None else tokens.weight.unsqueeze(-1), tokens.alpha
+    if alpha.dim() > 1:
+        missing = -alpha.shape[1] % size
+        alpha = torch.cat([alpha, alpha[:, -1:].expand(-1, missing)], 1).unflatten(1, (-1, size)).unsqueeze(-1)
     else:
-        alpha = tokens.alpha.view(-1, 1, 1, 1)
+        alpha = alpha.view(-1, 1, 1, 1)
     gain = None if tokens.gain is None else tokens.gain.view(-1, 1, 1, 1)
-    value, weight = (None if x is None else cut(x) for x in (tokens.value, weight))
-    return Chunked(cut(tokens.query), cut(tokens.key), value, weight, alpha, gain)
+    value, weight = (None if x is None else chunks(x, size) for x in (tokens.value, weight))
+    return Chunked(chunks(tokens.query, size), chunks(tokens.key, size), value, weight, alpha, gain)
 
 
 def running(start: Tensor | None, steps: Tensor) -> tuple[Tensor, Tensor]:

@@ -23,7 +23,7 @@ def each_query(base: Problem, taken: Taken, causal: bool, solve: Solve) -> tuple
     causal: query t sees keys <= t only, so that `taken` is asked for those alone.
     """
     batch, m, d = base.query.shape
-    n = base.key.shape[1]
+    n, alpha = base.key.shape[1], base.alpha
     width = max(d, base.value.shape[-1])
     step = max(1, CHUNK // (batch * max(n, d) * width))
     outs, reports = [], []
@@ -38,9 +38,7 @@ def each_query(base: Problem, taken: Taken, causal: bool, solve: Solve) -> tuple
             base.key.narrow(1, 0, seen),
             base.value.narrow(1, 0, seen),
             counted.reshape(batch * rows, seen),
-            base.alpha.narrow(1, start, rows).flatten()
-            if base.alpha.dim() > 1
-            else base.alpha.repeat_interleave(rows, 0),
+            alpha.narrow(1, start, rows).flatten() if alpha.dim() > 1 else alpha.repeat_interleave(rows, 0),
             None if base.gain is None else base.gain.repeat_interleave(rows, 0),
         )
         out, report = solve(part)

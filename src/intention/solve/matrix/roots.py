@@ -16,8 +16,6 @@ from intention.solve.torch_state import Ctx
 def inverse_root(matrix: Tensor, rtol: float | None = None) -> Tensor:
     """R = matrix^(-1/2), symmetric: R matrix R is the identity on the range of `matrix`.
 
-    >>> import torch
-    >>> from intention.solve.matrix.roots import inverse_root
     >>> inverse_root(torch.diag(torch.tensor([4.0, 0.0], dtype=torch.float64)))
     tensor([[0.5000, 0.0000],
             [0.0000, 0.0000]], dtype=torch.float64)

@@ -33,7 +33,7 @@ def forward(*tokens: Tensor | None) -> tuple[Tensor, Tensor, bool] | None:
     """Answers, a packed report (B, 3), and whether all may stay as it is. None where the kernels do not apply."""
     if (given := _given(tokens)) is None:
         return None
-    numbers = given.numbers(None)
+    numbers = _numbers(given, None)
     if (call := kernel("intention_causal_forward")) is None:
         return None
     query, _, value, *_ = tokens
@@ -66,25 +66,20 @@ def backward(grad: Tensor, *tokens: Tensor | None) -> Pulled | None:
         None if gram is None else key.new_zeros(batch, d, d, dtype=wide),
         None if gram is None else key.new_zeros(batch, d, k, dtype=wide),
     )
-    call(_BLOCK.pack(*given.numbers(grad), 0, 0, 0, 0, *map(pointer, found)))
+    call(_BLOCK.pack(*_numbers(given, grad), 0, 0, 0, 0, *map(pointer, found)))
     return found
 
 
-class Given(NamedTuple):
-    """What a call reads; holding it keeps copies alive."""
-
-    tokens: tuple[Tensor | None, ...]
-
-    def numbers(self, grad: Tensor | None) -> tuple[int, ...]:
-        query, key, value, weight, alpha, gain, gram, cross = self.tokens
-        assert key is not None
-        sizes = (*key.shape, 0 if value is None else value.shape[2])
-        strides = [number for x in (query, key, value, grad) for number in described_rows(x)]
-        ends = [0 if x is None else x.data_ptr() for x in (weight, alpha, gain, gram, cross)]
-        return (key.dtype == torch.float64, torch.get_num_threads(), *sizes, *strides, *ends)
+def _numbers(given: tuple[Tensor | None, ...], grad: Tensor | None) -> tuple[int, ...]:
+    query, key, value, *others = given
+    assert key is not None
+    sizes = (*key.shape, 0 if value is None else value.shape[2])
+    strides = [number for x in (query, key, value, grad) for number in described_rows(x)]
+    return (key.dtype == torch.float64, torch.get_num_threads(), *sizes, *strides, *map(pointer, others))
 
 
-def _given(tokens: tuple[Tensor | None, ...]) -> Given | None:
+def _given(tokens: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...] | None:
+    """The tokens as a call reads them; holding them keeps copies alive. None where the kernels do not apply."""
     query, key, value, weight, alpha, gain, gram, cross = tokens
     assert key is not None
     if key.dtype not in (torch.float32, torch.float64) or key.shape[2] > _LARGEST or not key.numel():
@@ -96,7 +91,7 @@ def _given(tokens: tuple[Tensor | None, ...]) -> Given | None:
     sums = [None if x is None else x.double().contiguous() for x in (gram, cross)]
     side = [None if x is None else rows(x) for x in (query, key, value)]
     flat = [None if x is None else x.contiguous() for x in (weight, alpha, gain)]
-    return Given((*side, *flat, *sums))
+    return (*side, *flat, *sums)
 
 
 def rows(x: Tensor) -> Tensor:

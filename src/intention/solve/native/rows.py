@@ -20,16 +20,12 @@ class Moved(NamedTuple):
     status: int
 
 
-def forward(
-    rows: Tensor,
-    key: Tensor,
-    weight: Tensor | None,
-    alpha: Tensor,
-    gain: Tensor | None,
-    inverse: bool,
-    keep: bool = True,
-) -> Moved | None:
+Points = tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor | None]  # rows, key, weight, alpha, gain
+
+
+def forward(points: Points, inverse: bool, keep: bool = True) -> Moved | None:
     """None where the kernels do not apply. The factor is what a backward needs; without `keep` it is anything."""
+    rows, key, weight, alpha, gain = points
     function = kernel("intention_transform_forward")
     if function is None or (block := call(rows, key, None, weight, alpha, gain, _PLAN, inverse)) is None:
         return None
@@ -42,18 +38,10 @@ def forward(
 
 
 def backward(
-    grad: Tensor,
-    out: Tensor,
-    rows: Tensor,
-    key: Tensor,
-    weight: Tensor | None,
-    alpha: Tensor,
-    gain: Tensor | None,
-    matrix: Tensor,
-    packed: Tensor | None,
-    inverse: bool,
+    grad: Tensor, out: Tensor, points: Points, matrix: Tensor, packed: Tensor | None, inverse: bool
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor | None] | None:
     """Gradients of rows, keys (one per element of the batch), weight, alpha and gain; of elements the kernel solved."""
+    rows, key, weight, alpha, gain = points
     function = kernel("intention_transform_backward")
     if function is None or not (readable(grad, out.dtype) and readable(matrix, out.dtype)):
         return None

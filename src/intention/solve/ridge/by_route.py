@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -99,68 +101,51 @@ def _named(problem: Problem, plan: Plan, solver: str) -> tuple[Tensor, Fit, Tens
     return out, fitted, pack(report)
 
 
-def backward_batch(
-    grad: Tensor,
-    problem: Problem,
-    coef: Tensor,
-    matrix: Tensor,
-    packed: Tensor,
-    plain: bool | None,
-    plan: Plan,
-    solver: str,
-    needs: Needs,
-) -> Grads:
-    """First-order gradients, each element by the route and in the precision of its forward.
+class Known(NamedTuple):
+    """What a backward is told of its forward."""
 
-    `plain`: whether all of them are by the plain factor; None: nobody has looked.
-    """
-    shared = problem
-    if solver == "auto" and (grads := _compiled(problem, plan, grad, coef, matrix, packed, plain, needs)) is not None:
+    problem: Problem
+    plan: Plan
+    coef: Tensor
+    matrix: Tensor  # the factor
+    packed: Tensor
+    plain: bool | None  # whether all elements are by the plain factor; None: nobody has looked
+
+
+def backward_batch(grad: Tensor, known: Known, solver: str, needs: Needs) -> Grads:
+    """First-order gradients, each element by the route and in the precision of its forward."""
+    shared = known.problem
+    if solver == "auto" and (grads := _compiled(grad, known, needs)) is not None:
         return grads if grads.query is not None and grads.query.dim() > 3 else shaped_like(shared, grads)
-    problem = problem.expanded()
-    grad = grad.reshape(problem.query.shape[0], *grad.shape[-2:])
-    if solver != "auto":
-        grads = _replay(problem, plan, grad, coef, matrix, solver, needs)
-    else:
-        grads = _by_route(problem, plan, grad, coef, matrix, packed, plain, needs)
+    known = known._replace(problem=shared.expanded())
+    grad = grad.reshape(known.problem.query.shape[0], *grad.shape[-2:])
+    grads = _by_route(grad, known, needs) if solver == "auto" else _replay(grad, known, solver, needs)
     return shaped_like(shared, grads)
 
 
 def shaped_like(problem: Problem, grads: Grads) -> Grads:
     """Undo `expanded`."""
-    query, key, value = grads[:3]
     if problem.query.dim() > 3:
-        query, key, value = (
-            None if g is None else g.reshape(x.shape) for g, x in zip(grads[:3], problem[:3], strict=True)
-        )
-    else:
-        times = problem.query.shape[0] // max(problem.key.shape[0], 1)
-        key, value = sum_neighbours(key, times), sum_neighbours(value, times)
-    return grads._replace(query=query, key=key, value=value)
+        pairs = zip(grads[:3], problem[:3], strict=True)
+        return Grads(*(None if g is None else g.reshape(x.shape) for g, x in pairs), *grads[3:])
+    times = problem.query.shape[0] // max(problem.key.shape[0], 1)
+    return grads._replace(key=sum_neighbours(grads.key, times), value=sum_neighbours(grads.value, times))
 
 
-def _compiled(
-    problem: Problem,
-    plan: Plan,
-    grad: Tensor,
-    coef: Tensor,
-    matrix: Tensor,
-    packed: Tensor,
-    plain: bool | None,
-    needs: Needs,
-) -> Grads | None:
+def _compiled(grad: Tensor, known: Known, needs: Needs) -> Grads | None:
     """By the compiled kernels, where autograd does not watch: all routes but the SVD."""
-    found = (
-        native.backward(problem, plan, grad, coef, matrix, None if plain else packed, needs) if unobserved() else None
-    )
+    problem, plan, coef, matrix, packed, plain = known
+    if not unobserved():
+        return None
+    found = native.backward(problem, plan, grad, coef, matrix, None if plain else packed, needs)
     if found is None or found[1] != SOME_LEFT:
         return None if found is None else found[0]
     grads, route = found[0], unpack(packed).route
     index = (route == PINV).nonzero()[:, 0]
     if not index.numel():
         return grads
-    flat, grad = problem.expanded(), grad.reshape(route.shape[0], *grad.shape[-2:])
-    part = _redo(flat, plan, grad, coef, matrix, index, PINV, needs)
+    grad = grad.reshape(route.shape[0], *grad.shape[-2:])
+    part = _redo(grad, known._replace(problem=problem.expanded()), index, PINV, needs)
     return _merge(_flat(grads, problem), part, index, route.shape[0])
 
 
@@ -173,50 +158,33 @@ def _flat(grads: Grads, problem: Problem) -> Grads:
     """One flat batch."""
     if problem.query.dim() == 3:
         return grads
-    return grads._replace(
-        query=None if grads.query is None else grads.query.flatten(0, -3),
-        key=None if grads.key is None else grads.key.flatten(0, -3),
-        value=None if grads.value is None else grads.value.flatten(0, -3),
-    )
+    return Grads(*(None if g is None else g.flatten(0, -3) for g in grads[:3]), *grads[3:])
 
 
-def _by_route(
-    problem: Problem,
-    plan: Plan,
-    grad: Tensor,
-    coef: Tensor,
-    matrix: Tensor,
-    packed: Tensor,
-    plain: bool | None,
-    needs: Needs,
-) -> Grads:
+def _by_route(grad: Tensor, known: Known, needs: Needs) -> Grads:
     """All elements by the plain factor, then those of every other route again, their own way."""
-    needs_weight = needs.weight and problem.weight is not None
-    plain = served_all(packed) if plain is None else plain
+    needs_weight = needs.weight and known.problem.weight is not None
+    plain = served_all(known.packed) if known.plain is None else known.plain
     if plain and not _widened(grad, needs.alpha or needs_weight):
-        return _replay(problem, plan, grad, coef, matrix, "auto", needs)
-    route = unpack(packed).route
+        return _replay(grad, known, "auto", needs)
+    route = unpack(known.packed).route
     if _widened(grad, needs_weight):
         # a weight's gradient holds the residual V - KW, which float32 loses where the fit is close
         route = route.clamp_min(FLOAT64)
     codes = [PRIMAL] if plain and not needs_weight else [int(code) for code in route.unique().tolist()]
     grads = None
     if codes[0] < REFINED:
-        grads = _replay(problem, plan, grad, coef, matrix, "auto", needs)
+        grads = _replay(grad, known, "auto", needs)
     for code in codes:
         if code >= REFINED:
             index = None if len(codes) == 1 else (route == code).nonzero()[:, 0]
-            part = _redo(problem, plan, grad, coef, matrix, index, code, needs)
-            grads = part if index is None else _merge(grads, part, index, problem.query.shape[0])
+            part = _redo(grad, known, index, code, needs)
+            grads = part if index is None else _merge(grads, part, index, len(grad))
     assert grads is not None
-    if _widened(grad, needs.alpha):
-        return _sure_alpha(problem, plan, grad, coef, matrix, route, grads)
-    return grads
+    return _sure_alpha(grad, known, route, grads) if _widened(grad, needs.alpha) else grads
 
 
-def _sure_alpha(
-    problem: Problem, plan: Plan, grad: Tensor, coef: Tensor, matrix: Tensor, route: Tensor, grads: Grads
-) -> Grads:
+def _sure_alpha(grad: Tensor, known: Known, route: Tensor, grads: Grads) -> Grads:
     """alpha's gradient is a sum that may cancel: where it does, the few that remain are made in float64."""
     if grads.alpha is None or grads.alpha_terms is None:
         return grads
@@ -224,38 +192,27 @@ def _sure_alpha(
     index = cancelled.nonzero()[:, 0]
     if not index.numel():
         return grads
-    only = Needs(False, False, False, False, True, False)
-    part = _redo(problem, plan, grad, coef, matrix, index, FLOAT64, only)
+    part = _redo(grad, known, index, FLOAT64, Needs(False, False, False, False, True, False))
     assert part.alpha is not None
     return grads._replace(alpha=grads.alpha.index_copy(0, index, part.alpha))
 
 
-def _replay(
-    problem: Problem, plan: Plan, grad: Tensor, coef: Tensor, matrix: Tensor, solver: str, needs: Needs
-) -> Grads:
+def _replay(grad: Tensor, known: Known, solver: str, needs: Needs) -> Grads:
     """Gradients with the saved factor, in its precision."""
+    problem, plan, coef, matrix, *_ = known
     dtype = grad.dtype
     if matrix.dtype != dtype:
         problem, grad = problem.take(None, matrix.dtype), grad.to(matrix.dtype)
-    n, k = matrix.shape[-1], coef.shape[-1]
-    inverse = solver == "pinv" or (solver != "qr" and wants_inverse(n, k))
+    inverse = solver == "pinv" or (solver != "qr" and wants_inverse(matrix.shape[-1], coef.shape[-1]))
     factor = Factor(matrix, inverse, matrix)
     mode = Mode(refined=solver in _NAMED_ROUTE, deficient=solver == "pinv")
     grads = pullback(problem, plan, grad, lambda y: solve(factor, y), coef, needs, mode)
     return grads if matrix.dtype == dtype else cast_grads(grads, dtype)
 
 
-def _redo(
-    problem: Problem,
-    plan: Plan,
-    grad: Tensor,
-    coef: Tensor,
-    matrix: Tensor,
-    index: Tensor | None,
-    code: int,
-    needs: Needs,
-) -> Grads:
+def _redo(grad: Tensor, known: Known, index: Tensor | None, code: int, needs: Needs) -> Grads:
     """Gradients of the elements `index` by the route `code`."""
+    problem, plan, coef, matrix, *_ = known
     dtype = grad.dtype
     if code == REFINED:
         sub, inverse = problem.take(index, dtype), wants_inverse(matrix.shape[-1], coef.shape[-1])

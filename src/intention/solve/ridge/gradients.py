@@ -23,11 +23,8 @@ class Mode(NamedTuple):
     deficient: bool
 
 
-PLAIN = Mode(refined=False, deficient=False)
-
-
 def pullback(
-    problem: Problem, plan: Plan, grad: Tensor, invert: Invert, coef: Tensor, needs: Needs, mode: Mode = PLAIN
+    problem: Problem, plan: Plan, grad: Tensor, invert: Invert, coef: Tensor, needs: Needs, mode: Mode
 ) -> Grads:
     """Gradients for an incoming `grad` (B, M, k)."""
     if not plan.intercept:

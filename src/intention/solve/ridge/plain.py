@@ -20,7 +20,7 @@ from intention.solve.native.call import BACKWARD, FORWARD, LARGEST, PLAIN, SOME_
 from intention.solve.native.library import available, kernel
 from intention.solve.operator import Door, Kept, Operator, Options, Saved, no_autocast
 from intention.solve.problem import Grads, Needs, Plan, Problem
-from intention.solve.ridge.by_route import backward_batch, solve_batch
+from intention.solve.ridge.by_route import Known, backward_batch, solve_batch
 from intention.solve.ridge.ridge import differentiable
 from intention.solve.torch_state import forward_mode, transformed, unobserved
 
@@ -326,8 +326,8 @@ def _pulled_by_ridge(grad: Tensor, saved: Saved, needs: Sequence[bool]) -> Seque
     size = problem.key.shape[-2 if plan.dual else -1]
     packed, coef, matrix = saved.outputs[0].split([3 * batch, batch * size * columns, batch * size * size])
     coef, matrix, packed = coef.view(batch, size, columns), matrix.view(batch, size, size), packed.view(batch, 3)
-    asked = Needs._make((*needs, False, False))
-    return _masked(backward_batch(grad, problem, coef, matrix, packed, saved.seen, plan, "auto", asked), saved)
+    known, asked = Known(problem, plan, coef, matrix, packed, saved.seen), Needs._make((*needs, False, False))
+    return _masked(backward_batch(grad, known, "auto", asked), saved)
 
 
 def _differentiable(grads: Sequence[Tensor | None], saved: Saved, needs: Sequence[bool]) -> Sequence[Tensor | None]:

@@ -16,7 +16,7 @@ from intention.solve.factor import Spectrum, mm, spectrum
 from intention.solve.ladder import PINV, Report, has_float64, warn_inaccurate
 from intention.solve.operator import Operator, Saved
 from intention.solve.problem import Grads, Invert, Needs, Plan, Problem
-from intention.solve.ridge.by_route import Solution, backward_batch, cast_grads, shaped_like, solve_batch
+from intention.solve.ridge.by_route import Known, Solution, backward_batch, cast_grads, shaped_like, solve_batch
 from intention.solve.ridge.gradients import Mode, pullback, pushforward
 from intention.solve.torch_state import gradient_free
 from intention.solve.transform.transform import inverter, transform
@@ -134,7 +134,8 @@ def _pull(grads: Sequence[Tensor | None], saved: Saved, needs: Sequence[bool]) -
     (grad,), problem, (coef, matrix, packed) = grads, Problem._make(saved.tensors), saved.outputs
     assert grad is not None
     plan, solver = Plan(*saved.options[:3]), saved.options[3]
-    return backward_batch(grad, problem, coef, matrix, packed, saved.seen, plan, solver, Needs(*needs))[:6]
+    known = Known(problem, plan, coef, matrix, packed, saved.seen)
+    return backward_batch(grad, known, solver, Needs(*needs))[:6]
 
 
 def _differentiable(grads: Sequence[Tensor | None], saved: Saved, needs: Sequence[bool]) -> tuple[Tensor | None, ...]:

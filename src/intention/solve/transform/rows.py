@@ -6,14 +6,7 @@ import torch
 from torch import Tensor
 
 from intention import _checks as checks
-from intention.solve.factor import (
-    EASY,
-    Factor,
-    factored,
-    sigma_times,
-    solve_rows,
-    wants_inverse,
-)
+from intention.solve.factor import EASY, Factor, factored, sigma_times, solve_rows, wants_inverse
 from intention.solve.ladder import (
     FLOAT64,
     PINV,
@@ -55,7 +48,7 @@ def transform_rows(
     """
     found = None
     if solver == "auto" and matrix is None:
-        found = native.forward(rows, key, weight, alpha, gain, inverse, keep)
+        found = native.forward((rows, key, weight, alpha, gain), inverse, keep)
         if found is not None and found.status == PLAIN:
             return (found.out, found.matrix, found.packed), True
         if found is not None and found.status != SOME_LEFT:

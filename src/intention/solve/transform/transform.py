@@ -91,7 +91,7 @@ def _pulled(
     matrix, packed, plain = factor
     times = problem.query.shape[0] // max(problem.key.shape[0], 1)
     if solver == "auto" and unobserved() and (plain or _in_kernels(packed)):
-        pulled = native.backward(grad, out, *problem.points(), matrix, None if plain else packed, inverse)
+        pulled = native.backward(grad, out, problem.points(), matrix, None if plain else packed, inverse)
         if pulled is not None:
             return pulled[0], sum_neighbours(pulled[1], times), *pulled[2:]
     dtype = grad.dtype
