@@ -127,7 +127,7 @@ def shaped_like(problem: Problem, grads: Grads) -> Grads:
     """Undo `expanded`."""
     if problem.query.dim() > 3:
         pairs = zip(grads[:3], problem[:3], strict=True)
-        return Grads(*(None if g is None else g.reshape(x.shape) for g, x in pairs), *grads[3:])
+        return Grads._make((*(None if g is None else g.reshape(x.shape) for g, x in pairs), *grads[3:]))
     times = problem.query.shape[0] // max(problem.key.shape[0], 1)
     return grads._replace(key=sum_neighbours(grads.key, times), value=sum_neighbours(grads.value, times))
 
@@ -158,7 +158,7 @@ def _flat(grads: Grads, problem: Problem) -> Grads:
     """One flat batch."""
     if problem.query.dim() == 3:
         return grads
-    return Grads(*(None if g is None else g.flatten(0, -3) for g in grads[:3]), *grads[3:])
+    return Grads._make((*(None if g is None else g.flatten(0, -3) for g in grads[:3]), *grads[3:]))
 
 
 def _by_route(grad: Tensor, known: Known, needs: Needs) -> Grads:
