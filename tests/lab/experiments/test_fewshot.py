@@ -26,7 +26,7 @@ from intention.lab.experiments.fewshot.model import (
 )
 from intention.lab.experiments.fewshot.task import Pool, Prefetch, Shots, varied
 from intention.lab.experiments.fewshot.training import correct
-from intention.lab.models.encoders import load_encoder
+from intention.fewshot.files import load_encoder
 from lab.toy_episodes import QUERIES, SHOT, SIZES, WAY, pictures, ragged, seeded
 
 

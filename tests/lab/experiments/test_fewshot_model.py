@@ -21,7 +21,7 @@ from intention.lab.experiments.fewshot.model import (
     score_loss,
 )
 from intention.lab.experiments.fewshot.task import Shots
-from intention.lab.models.encoders import Conv4, normalise
+from intention.fewshot.encoders import Conv4, normalise
 from lab.toy_episodes import QUERIES, SHOT, SIZES, WAY, pictures, ragged, seeded
 
 

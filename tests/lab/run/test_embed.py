@@ -10,7 +10,8 @@ from PIL import Image
 
 from intention.lab import data
 from intention.lab.core.files import LabError
-from intention.lab.models import encoders
+from intention.fewshot import encoders
+from intention.fewshot.files import save_encoder
 from intention.lab.run import embed as embedding
 
 RANDOM = np.random.default_rng(0)
@@ -81,13 +82,13 @@ def test_parts_with_classes_of_their_own(tmp_path):
 
 def test_an_encoder_of_ours(photos, tmp_path):
     encoder = encoders.build("conv4", 28, 3, 8).eval()
-    encoders.save_encoder(tmp_path / "encoder.safetensors", encoder)
+    save_encoder(tmp_path / "encoder.safetensors", encoder)
     made = embedding.embed(str(photos), str(tmp_path / "encoder.safetensors"), tmp_path / "f.npz")
     whole = data.load(str(photos)).parts["train"]
     with torch.no_grad():
         torch.testing.assert_close(made["train"], encoder(encoders.normalise(whole.x)), atol=1e-5, rtol=1e-5)
     assert data.load(str(tmp_path / "f.npz")).parts["train"].classes == ("a", "b", "c")
-    encoders.save_encoder(tmp_path / "encoder.safetensors", encoders.build("conv4", 28, 1, 8))
+    save_encoder(tmp_path / "encoder.safetensors", encoders.build("conv4", 28, 1, 8))
     assert (
         embedding.embed(str(photos), str(tmp_path / "encoder.safetensors"), tmp_path / "g.npz")["train"].shape[0] == 10
     )

@@ -65,13 +65,17 @@ def find(backbone: str) -> Backbone:
 
 
 def _ours(path: Path) -> Backbone:
-    from intention.lab.models import encoders
+    from intention.fewshot.encoders import normalise
+    from intention.fewshot.files import load_encoder
 
-    encoder = encoders.load_encoder(path)
+    try:
+        encoder = load_encoder(path)
+    except (OSError, ValueError) as error:
+        raise LabError(f"{error}; a run of `fewshot` writes encoder.safetensors into its folder") from error
 
     def features(x: Tensor) -> Tensor:
         with torch.inference_mode():
-            return encoder(encoders.normalise(x))
+            return encoder(normalise(x))
 
     return Backbone(encoder.size, encoder.channels, features)
 

@@ -18,7 +18,7 @@ from intention import functional as F
 from intention.lab.experiments.fewshot.task import Shots
 from intention.lab.models import output
 from intention.lab.models.attention import WideAttention
-from intention.lab.models.encoders import Encoder, normalise
+from intention.fewshot.encoders import Encoder, normalise
 from intention.nn import Intention, LearnableAlpha, mlp
 
 LOSSES = ("mse", "cross-entropy")

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from intention import kernels
+from intention.fewshot import encoders
+from intention.fewshot.files import save_encoder
 from intention.lab import data
 from intention.lab.core.place import Place
 from intention.lab.core.results import Json
@@ -19,7 +21,6 @@ from intention.lab.experiments.episodes import over_tasks
 from intention.lab.experiments.fewshot import model as fewshot
 from intention.lab.experiments.fewshot.config import ACCURACY, BEFORE, BY_DISTANCE, SEEN, UNSEEN, VALIDATION, Config
 from intention.lab.experiments.fewshot.task import Pool, Prefetch, Shots, varied
-from intention.lab.models import encoders
 
 ENOUGH = 12_000  # images of the training classes, to measure that
 TESTS, CHECKS = 1_000_000, 1_500_000  # seeds of test episodes and of validation episodes begin here
@@ -58,7 +59,7 @@ def run(job: Job, place: Place, latent: int | None = None) -> Iterator[Measure]:
     yield judge(model, some_of(pools["train"]), config, job.seed, SEEN)
     encoder = getattr(model, "encoder", None)
     if place.folder is not None and isinstance(encoder, encoders.Encoder):
-        encoders.save_encoder(place.folder / "encoder.safetensors", encoder)
+        save_encoder(place.folder / "encoder.safetensors", encoder)
 
 
 def load(config: Config) -> dict[str, Pool]:

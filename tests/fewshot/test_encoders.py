@@ -9,18 +9,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as nnf
 
-from intention.lab.core.files import LabError
-from intention.lab.models import encoders
-from intention.lab.models.encoders import (
+from intention.fewshot import encoders
+from intention.fewshot.encoders import (
     KINDS,
     Conv4,
     ResNet12,
     build,
     drop_squares,
-    load_encoder,
     normalise,
-    save_encoder,
 )
+from intention.fewshot.files import about_encoder, load_encoder, save_encoder
 
 
 def images(count: int, size: int = 28, channels: int = 3) -> Tensor:
