@@ -20,7 +20,8 @@ class Logistic(Head):
     >>> Logistic()(torch.randn(2, 15, 8), torch.arange(15) % 5, torch.randn(2, 7, 8)).shape
     torch.Size([2, 7, 5])
 
-    The same as scikit-learn's LogisticRegression(C=1 / alpha). Solved in float64; gradients are those of the solution.
+    The same as scikit-learn's LogisticRegression(C=1 / alpha) for three classes or more (for two it has one w, where here
+    are w and -w: C=2 / alpha). Solved in float64; gradients are those of the solution.
     """
 
     def __init__(self, alpha: float = 1.0) -> None:
@@ -82,7 +83,7 @@ def _minimum(x: Tensor, target: Tensor, mass: Tensor, penalty: Tensor) -> Tensor
 
 
 def _conjugate_gradients(b: Tensor, x: Tensor, p: Tensor, mass: Tensor, penalty: Tensor) -> Tensor:
-    """H^-1 b without H, all tasks at once. The constant that all columns of b share is 0, and so is the answer's."""
+    """H^-1 b without H, all tasks at once. One constant for all classes changes nothing: of that the answer has none."""
 
     def times(v: Tensor) -> Tensor:  # H v = X' m (P * U - P sum(P * U)) + alpha v with U = X v
         pu = p * (x @ v)
@@ -91,7 +92,10 @@ def _conjugate_gradients(b: Tensor, x: Tensor, p: Tensor, mass: Tensor, penalty:
     def dot(a: Tensor, c: Tensor) -> Tensor:
         return (a * c).sum((-2, -1), keepdim=True)
 
-    out, rest = torch.zeros_like(b), b
+    def free(v: Tensor) -> Tensor:
+        return torch.cat([v[..., :-1, :], v[..., -1:, :] - v[..., -1:, :].mean(-1, keepdim=True)], -2)
+
+    out, rest = torch.zeros_like(b), free(b)
     along, size = rest, dot(rest, rest)
     small = 1e-24 * size
     for _ in range(INNER):
@@ -100,7 +104,7 @@ def _conjugate_gradients(b: Tensor, x: Tensor, p: Tensor, mass: Tensor, penalty:
         image = times(along)
         curve = dot(along, image)
         step = torch.where((size > small) & (curve > 0), size / torch.where(curve > 0, curve, 1.0), 0.0)
-        out, rest = out + step * along, rest - step * image
+        out, rest = out + step * along, free(rest - step * image)
         new = dot(rest, rest)
         along = rest + new / torch.where(size > 0, size, 1.0) * along
         size = new
