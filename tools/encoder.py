@@ -84,7 +84,9 @@ def main() -> None:
 
 def tell(log: Path, start: float, step: int, steps: int, values: Mapping[str, float]) -> None:
     if step % 100 == 0 or step == steps:
-        _note(log, {"step": step, "steps": steps, "loss": round(values["loss"], 4), "seconds": time.monotonic() - start})
+        _note(
+            log, {"step": step, "steps": steps, "loss": round(values["loss"], 4), "seconds": time.monotonic() - start}
+        )
 
 
 def _note(log: Path, line: Mapping[str, object]) -> None:

@@ -18,7 +18,7 @@ from intention.fewshot.encoders import (
     drop_squares,
     normalise,
 )
-from intention.fewshot.files import about_encoder, load_encoder, save_encoder
+from intention.fewshot.files import load_encoder, save_encoder
 
 
 def images(count: int, size: int = 28, channels: int = 3) -> Tensor:

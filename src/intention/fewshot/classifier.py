@@ -276,7 +276,9 @@ def read(path: str | PathLike[str]) -> tuple[dict, dict[str, Tensor], dict[str, 
     except OSError as error:
         raise FileNotFoundError(f"cannot read the classifier {fspath(path)}: {error}") from error
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{fspath(path)} is not a classifier of ours ({error}); FewShotClassifier.save writes one") from error
+        raise ValueError(
+            f"{fspath(path)} is not a classifier of ours ({error}); FewShotClassifier.save writes one"
+        ) from error
 
 
 def _names(labels: Labels) -> list[Label]:

@@ -16,7 +16,7 @@ from intention import discriminant, kernels
 from intention import functional as F
 from intention.context import Context
 from intention.context.fit import fit
-from intention.nn import Intention, LearnableAlpha, mlp
+from intention.nn import Intention, mlp
 
 SMALLEST = 1e-6  # of a vote whose logarithm is taken
 
@@ -260,7 +260,9 @@ def class_means(support: Tensor, labels: Tensor, weight: Tensor | None) -> Tenso
 
 def _check(support: Tensor, labels: Tensor, query: Tensor) -> None:
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
-        raise TypeError(f"labels must be integers (..., N), got {labels.dtype} {tuple(labels.shape)}; use labels.long()")
+        raise TypeError(
+            f"labels must be integers (..., N), got {labels.dtype} {tuple(labels.shape)}; use labels.long()"
+        )
     if support.dim() < 2 or query.dim() < 2 or support.shape[-1] != query.shape[-1]:
         raise ValueError(
             f"wanted support (..., N, d) and query (..., M, d), got {tuple(support.shape)} and {tuple(query.shape)}"

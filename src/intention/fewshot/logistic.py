@@ -27,7 +27,9 @@ class Logistic(Head):
     def __init__(self, alpha: float = 1.0) -> None:
         super().__init__()
         if not 0 < alpha < math.inf:
-            raise ValueError(f"alpha must be > 0 and finite, got {alpha}; without it separable classes have no solution")
+            raise ValueError(
+                f"alpha must be > 0 and finite, got {alpha}; without it separable classes have no solution"
+            )
         self.alpha = alpha
 
     def logits(self, support: Tensor, labels: Tensor, query: Tensor, weight: Tensor | None) -> Tensor:

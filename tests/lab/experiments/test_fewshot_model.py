@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as nnf
 
 from intention import kernels
+from intention.fewshot.encoders import Conv4, normalise
 from intention.lab.experiments.fewshot.model import (
     Attention,
     ClassProcess,
@@ -21,7 +22,6 @@ from intention.lab.experiments.fewshot.model import (
     score_loss,
 )
 from intention.lab.experiments.fewshot.task import Shots
-from intention.fewshot.encoders import Conv4, normalise
 from lab.toy_episodes import QUERIES, SHOT, SIZES, WAY, pictures, ragged, seeded
 
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from PIL import Image
 
-from intention.lab import data
-from intention.lab.core.files import LabError
 from intention.fewshot import encoders
 from intention.fewshot.files import save_encoder
+from intention.lab import data
+from intention.lab.core.files import LabError
 from intention.lab.run import embed as embedding
 
 RANDOM = np.random.default_rng(0)
