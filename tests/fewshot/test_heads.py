@@ -1,4 +1,4 @@
-"""Heads against scikit-learn and against themselves: weights are repetitions, gradients are slopes, tasks do not mix."""
+"""Heads against scikit-learn and against themselves: weights are repetitions, gradients are slopes."""
 
 from __future__ import annotations
 

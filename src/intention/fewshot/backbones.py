@@ -86,7 +86,7 @@ def refuse_imagenet(net: Backbone, data: str, classes: Sequence[str]) -> None:
         what = f"its class {ids[0]} is one of ImageNet" if ids else "its classes are in ImageNet"
         raise BackboneError(
             f"{net.name} may have been trained on ImageNet, and {data} cannot tell how good it is: {what}, so it has "
-            "seen these classes with labels. Use --backbone conv4, which has not seen the 20 test classes, or other data"
+            "seen these classes with labels. Use conv4, which has not seen the 20 test classes, or other data"
         )
 
 

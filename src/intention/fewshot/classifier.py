@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from intention.context import Context
+from intention.context.by_features import ByFeatures
 from intention.fewshot.backbones import Backbone, backbone
 from intention.fewshot.columns import Linear, with_columns
 from intention.fewshot.evaluation import unit
@@ -119,7 +120,7 @@ class FewShotClassifier:
         return [self.classes[index] for index in self.decision(self.features(images)).argmax(-1).tolist()]
 
     def predict_proba(self, images: Images) -> Tensor:
-        """Probabilities (n, classes), in the order of `classes`: softmax of the scores over a calibrated temperature."""
+        """Probabilities (n, classes), in the order of `classes`: softmax of scores over the temperature."""
         return (self.decision(self.features(images)) / self.temperature).softmax(-1)
 
     def decision(self, features: Tensor) -> Tensor:
@@ -128,7 +129,9 @@ class FewShotClassifier:
         if self._linear is None:
             return context(features)
         system = context._solved.system
-        assert system.mean_key is not None and system.mean_value is not None
+        assert isinstance(system, ByFeatures)
+        assert system.mean_key is not None
+        assert system.mean_value is not None
         out = (features.double() - system.mean_key) @ self._linear.w + system.mean_value
         return out.to(features.dtype)
 
@@ -157,7 +160,8 @@ class FewShotClassifier:
         """
         features = self.features(images)
         context = self.context
-        assert context.key is not None and context.value is not None
+        assert context.key is not None
+        assert context.value is not None
         said = self.decision(features).argmax(-1)
         mean = context.key.double().mean(0)
         value = context.value.double() - context.value.double().mean(0)
@@ -208,7 +212,7 @@ class FewShotClassifier:
         return found[:count]
 
     def margins(self) -> tuple[Tensor, Tensor]:
-        """(N,): score of an example's own class minus the largest of the others, left out; and (N,) that other class."""
+        """(N,): score of an example's own class minus the largest other one, left out; and (N,) that other class."""
         scores, own = self.left_out(), self._own().unsqueeze(-1)
         best, other = scores.scatter(-1, own, -torch.inf).max(-1)
         return scores.gather(-1, own).squeeze(-1) - best, other

@@ -42,7 +42,7 @@ class Linear:
 
     @staticmethod
     def of(context: Context) -> Linear | None:
-        """None where the fit is not by features (kernels, fewer points than features): those are refitted at no cost."""
+        """None where the fit is not by features (kernels, fewer points than features): those are cheap to refit."""
         system = context._solved.system
         if not isinstance(system, ByFeatures):
             return None
@@ -56,7 +56,8 @@ class Linear:
         so with A = Sigma^-1 and B = [U; i s / sqrt n]   A' = A - A B' (I + B A B')^-1 B A
         and one step of refinement of w, with A' and the sums of `now`, whose residual is looked at.
         """
-        assert before.key is not None and now.key is not None
+        assert before.key is not None
+        assert now.key is not None
         old, new = before.key.shape[-2], now.key.shape[-2] - before.key.shape[-2]
         d = self.w.shape[-2]
         system = now._solved.system

@@ -32,7 +32,7 @@ class Evaluation:
         return f"{100 * self.accuracy:.1f} ± {100 * self.interval:.1f}%"
 
     def hardest(self, count: int = 5) -> list[tuple[int, int, float]]:
-        """Pairs of classes that are mistaken most: (one, other, share of the queries of both, where both were there)."""
+        """Pairs of classes that are mistaken most: (one, other, share of the queries where both were there)."""
         wrong = self.confusion + self.confusion.mT
         share = wrong / (self.met + self.met.mT).clamp(min=1)
         rows, columns = torch.triu_indices(len(share), len(share), 1)

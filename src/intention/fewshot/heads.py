@@ -34,7 +34,7 @@ class Head(nn.Module):
 
 
 class LsSvm(Head):
-    """Intention as a classifier: (q - m) w + c, least squares with an intercept on +1 and -1, one column for each class.
+    """Intention as a classifier: (q - m) w + c, least squares with an intercept on +1 and -1, a column for each class.
 
     w = (K'K + alpha I)^-1 K'V with K the support around its mean m, V the labels as +1 and -1 around theirs, c.
 
@@ -50,8 +50,6 @@ class LsSvm(Head):
         sharpness: where the logits go into a softmax: what they are multiplied by at the start, learnable. None leaves
             them what they are, of the size of the labels.
     """
-
-    kernel: str | kernels.Kernel | None = None
 
     def __init__(self, alpha: float | nn.Module | str = 1.0, sharpness: float | None = None) -> None:
         super().__init__()

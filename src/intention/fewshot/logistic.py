@@ -20,16 +20,14 @@ class Logistic(Head):
     >>> Logistic()(torch.randn(2, 15, 8), torch.arange(15) % 5, torch.randn(2, 7, 8)).shape
     torch.Size([2, 7, 5])
 
-    The same as scikit-learn's LogisticRegression(C=1 / alpha) for three classes or more (for two it has one w, where here
-    are w and -w: C=2 / alpha). Solved in float64; gradients are those of the solution.
+    The same as scikit-learn's LogisticRegression(C=1 / alpha) for three classes or more (for two it has one w, where
+    here are w and -w: C=2 / alpha). Solved in float64; gradients are those of the solution.
     """
 
     def __init__(self, alpha: float = 1.0) -> None:
         super().__init__()
         if not 0 < alpha < math.inf:
-            raise ValueError(
-                f"alpha must be > 0 and finite, got {alpha}; without it separable classes have no solution"
-            )
+            raise ValueError(f"alpha must be > 0 and finite, got {alpha}; separable classes have no other solution")
         self.alpha = alpha
 
     def logits(self, support: Tensor, labels: Tensor, query: Tensor, weight: Tensor | None) -> Tensor:
@@ -85,7 +83,7 @@ def _minimum(x: Tensor, target: Tensor, mass: Tensor, penalty: Tensor) -> Tensor
 
 
 def _conjugate_gradients(b: Tensor, x: Tensor, p: Tensor, mass: Tensor, penalty: Tensor) -> Tensor:
-    """H^-1 b without H, all tasks at once. One constant for all classes changes nothing: of that the answer has none."""
+    """H^-1 b without H, all tasks at once. One constant for all classes changes nothing: the answer has none."""
 
     def times(v: Tensor) -> Tensor:  # H v = X' m (P * U - P sum(P * U)) + alpha v with U = X v
         pu = p * (x @ v)

@@ -57,7 +57,7 @@ class ClassIndex:
             )
 
     def draw(self, batch: int, generator: torch.Generator, way: int, examples: int) -> tuple[Tensor, Tensor]:
-        """Indices (batch, way, examples), all different, and the classes (batch, way); only classes that have enough."""
+        """Indices (batch, way, examples), all different, and the classes (batch, way), of those that have enough."""
         enough = (self.sizes >= examples).nonzero().flatten()
         chosen = enough[torch.rand(batch, len(enough), generator=generator).argsort(-1)[:, :way]]
         sizes = self.sizes[chosen].unsqueeze(-1)  # (batch, way, 1)
