@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from intention.fewshot import encoders
+from intention.fewshot import backbones, encoders
 from intention.fewshot.files import save_encoder
 from intention.lab import data
 from intention.lab.core.files import LabError
@@ -37,7 +37,7 @@ def photos(tmp_path):
 
 
 def test_pixels(call, images, tmp_path):
-    code, out, err = call("embed", images, "--out", tmp_path / "f.npz")
+    code, out, err = call("embed", images, "--out", tmp_path / "f.npz", "--backbone", "pixels")
     assert (code, err) == (0, "")
     assert f"train (70, 2352), test (14, 2352) are in {tmp_path / 'f.npz'}" in out
     assert out.strip().endswith(f"next: intention run fewshot --data {tmp_path / 'f.npz'}")
@@ -123,7 +123,7 @@ def test_a_model_of_hugging_face(resnet, images, photos, tmp_path):
 
 def test_without_a_description_the_usual_one_is_taken(resnet, tmp_path):
     resnet[1].save_pretrained(tmp_path / "bare")
-    assert embedding._preparation(str(tmp_path / "bare")) == (224, embedding.MEAN, embedding.SPREAD)
+    assert backbones._preparation(str(tmp_path / "bare")) == (224, backbones.MEAN, backbones.SPREAD)
 
 
 def test_backbones_that_are_not_there(call, images, monkeypatch, tmp_path):
@@ -150,7 +150,7 @@ def test_features_cannot_be_embedded_and_infinity_is_told(images, tmp_path, monk
     np.savez(tmp_path / "features.npz", x=X[:, 0, 0] / 255, y=Y)
     with pytest.raises(LabError, match="holds features already"):
         embedding.embed(str(tmp_path / "features.npz"), "pixels", tmp_path / "f.npz")
-    huge = embedding.Backbone(28, None, lambda x: 1e6 * x.flatten(1).float())
+    huge = backbones.Backbone("huge", 28, None, lambda x: 1e6 * x.flatten(1).float())
     monkeypatch.setattr(embedding, "find", lambda name: huge)
     with pytest.raises(LabError, match="NaN or infinity; try without --half"):
         embedding.embed(str(images), "huge", tmp_path / "f.npz", half=True)
