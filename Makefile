@@ -12,7 +12,7 @@ IN_TORCH := $(patsubst %,tests/%.py,$(patsubst %,functional/test_%,values accura
 # objects of the kernels: what has not changed is not compiled again, by pip and by the tests neither
 export INTENTION_BUILD_CACHE ?= $(CURDIR)/build/native
 
-.PHONY: setup native reproduce test lint format docs bench fuzz wheel aarch64 clean
+.PHONY: setup native reproduce encoder test lint format docs bench fuzz wheel aarch64 clean
 
 setup: $(STAMP)
 
@@ -30,6 +30,10 @@ native: $(STAMP)
 # All experiments of the paper, quick preset, on built-in data where INTENTION_DATA has no real ones: minutes.
 reproduce: $(STAMP)
 	$(BIN)/intention reproduce --preset quick --out results/quick
+
+# The encoder that comes with the package, trained again; it needs miniImageNet and about 25 minutes of one core.
+encoder: $(STAMP)
+	$(BIN)/python tools/encoder.py
 
 test: $(STAMP)
 	$(BIN)/pytest

@@ -24,7 +24,7 @@ from intention.lab.experiments.fewshot import PRESETS
 from intention.lab.experiments.fewshot import model as fewshot
 from intention.lab.experiments.fewshot import training as fewshot_runs
 from intention.lab.experiments.fewshot.task import Pool
-from intention.lab.models import encoders
+from intention.fewshot import encoders
 
 EPISODES = {"way": 5, "shot": 5, "queries": 15}
 GROUPS = {

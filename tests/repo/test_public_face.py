@@ -16,7 +16,8 @@ WRITTEN = Path(__file__).with_name("public_face.txt")
 REWRITE = "python tests/repo/test_public_face.py"
 
 MODULES = """
-intention intention.constraints intention.discriminant intention.distributed intention.features intention.functional
+intention intention.constraints intention.discriminant intention.distributed intention.features intention.fewshot
+intention.functional
 intention.integrations.causal_lm intention.integrations.fla intention.integrations.transformers intention.kernels
 intention.naive intention.nn intention.nn.alpha intention.nn.blocks intention.nn.convert intention.nn.embed
 intention.nn.gated intention.nn.heads intention.nn.language

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from intention.fewshot.files import load_encoder
 from intention.lab import data
 from intention.lab.core.files import LabError
 from intention.lab.core.place import Place
@@ -26,7 +27,6 @@ from intention.lab.experiments.fewshot.model import (
 )
 from intention.lab.experiments.fewshot.task import Pool, Prefetch, Shots, varied
 from intention.lab.experiments.fewshot.training import correct
-from intention.lab.models.encoders import load_encoder
 from lab.toy_episodes import QUERIES, SHOT, SIZES, WAY, pictures, ragged, seeded
 
 

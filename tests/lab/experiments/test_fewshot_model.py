@@ -8,34 +8,32 @@ from torch import Tensor, nn
 from torch.nn import functional as nnf
 
 from intention import kernels
+from intention.fewshot import LDA, QDA, Kernel, LsSvm, Process, Prototypes, SigmaIntention
+from intention.fewshot.encoders import Conv4, normalise
 from intention.lab.experiments.fewshot.model import (
-    Attention,
-    ClassProcess,
-    Discriminant,
+    SHARPNESS,
     Folded,
     ImageMaml,
-    LsSvm,
     Pretrained,
-    Prototypes,
-    SigmaVote,
+    attention,
     score_loss,
 )
 from intention.lab.experiments.fewshot.task import Shots
-from intention.lab.models.encoders import Conv4, normalise
+from intention.nn import LearnableAlpha
 from lab.toy_episodes import QUERIES, SHOT, SIZES, WAY, pictures, ragged, seeded
 
 
 def heads(way: int = WAY, d: int = 7) -> dict[str, nn.Module]:
     return {
-        "mse": LsSvm(0.3, "mse"),
-        "cross-entropy": LsSvm(0.3, "cross-entropy"),
-        "kernel": LsSvm(0.3, "mse", kernels.Gaussian(0.1, learnable=True)),
-        "lda": Discriminant(0.3, quadratic=False),
-        "qda": Discriminant(0.3, quadratic=True),
-        "sigma": SigmaVote(0.3),
+        "mse": LsSvm(LearnableAlpha(0.3)),
+        "cross-entropy": LsSvm(LearnableAlpha(0.3), SHARPNESS),
+        "kernel": Kernel(kernels.Gaussian(0.1, learnable=True), LearnableAlpha(0.3)),
+        "lda": LDA(LearnableAlpha(0.3)),
+        "qda": QDA(LearnableAlpha(0.3)),
+        "sigma": SigmaIntention(LearnableAlpha(0.3)),
         "prototypes": Prototypes(),
-        "attention": Attention(d, way, (11, 13), heads=5),
-        "process": ClassProcess(d, way, (11,)),
+        "attention": attention(d, way, (11, 13), heads=5),
+        "process": Process(d, way, (11,)),
     }
 
 
@@ -47,14 +45,18 @@ def points(d: int = 7, batch: int = 2) -> tuple[Tensor, Tensor, Tensor]:
     return query, key, nnf.one_hot(labels, WAY).double().expand(batch, -1, -1)
 
 
+def answer(head: nn.Module, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return head(key, value.argmax(-1), query)
+
+
 @pytest.mark.parametrize("name", list(heads()))
 def test_every_head_gives_a_score_per_query_and_class(name: str) -> None:
     query, key, value = points()
     head = heads()[name].double()
-    scores = head(query, key, value)
+    scores = answer(head, query, key, value)
     assert scores.shape == (2, 5, WAY)
-    torch.testing.assert_close(scores[1:], head(query[1:], key[1:], value[1:]))  # tasks do not mix
-    torch.testing.assert_close(scores[:, 3:], head(query[:, 3:], key, value))  # nor queries
+    torch.testing.assert_close(scores[1:], answer(head, query[1:], key[1:], value[1:]))  # tasks do not mix
+    torch.testing.assert_close(scores[:, 3:], answer(head, query[:, 3:], key, value))  # nor queries
     weights = list(head.parameters())
     labels = torch.arange(10).reshape(2, 5) % WAY
     slopes = torch.autograd.grad(score_loss(scores, labels, "cross-entropy"), weights) if weights else ()
@@ -66,8 +68,8 @@ def test_other_names_of_classes_change_nothing_else(name: str) -> None:
     query, key, value = points()
     head = heads()[name].double()
     other, turned = [2, 0, 1], [3, 1, 5, 0, 2, 4]
-    torch.testing.assert_close(head(query, key, value[..., other]), head(query, key, value)[..., other])
-    torch.testing.assert_close(head(query, key[:, turned], value[:, turned]), head(query, key, value))
+    torch.testing.assert_close(answer(head, query, key, value[..., other]), answer(head, query, key, value)[..., other])
+    torch.testing.assert_close(answer(head, query, key[:, turned], value[:, turned]), answer(head, query, key, value))
 
 
 def test_ls_svm_is_ridge_with_intercept_on_plus_and_minus_one() -> None:
@@ -78,14 +80,14 @@ def test_ls_svm_is_ridge_with_intercept_on_plus_and_minus_one() -> None:
     penalty[-1, -1] = 0
     w = torch.linalg.solve(wide.mT @ wide + penalty, wide.mT @ (2 * value - 1))
     expected = torch.cat([query, torch.ones_like(query[..., :1])], -1) @ w
-    torch.testing.assert_close(heads()["mse"].double()(query, key, value), expected)
-    torch.testing.assert_close(heads()["cross-entropy"].double()(query, key, value), 5 * expected)
+    torch.testing.assert_close(answer(heads()["mse"].double(), query, key, value), expected)
+    torch.testing.assert_close(answer(heads()["cross-entropy"].double(), query, key, value), 5 * expected)
 
 
 def test_prototypes_are_nearest_means() -> None:
     query, key, value = points()
     means = torch.stack([key[:, value[0, :, c] == 1].mean(1) for c in range(WAY)], 1)
-    scores = Prototypes()(query, key, value)
+    scores = answer(Prototypes(), query, key, value)
     distances = (query.unsqueeze(2) - means.unsqueeze(1)).square().sum(-1) / 7**0.5
     assert torch.equal(scores.argmax(-1), distances.argmin(-1))
     torch.testing.assert_close(scores.log_softmax(-1), (-distances).log_softmax(-1))
@@ -104,7 +106,7 @@ def test_discriminants_are_gaussian_classes(quadratic: bool) -> None:
         torch.distributions.MultivariateNormal(x.mean(1, keepdim=True), (s + 0.3 * eye).unsqueeze(1)).log_prob(query)
         for x, s in zip(own, spreads, strict=True)
     ]
-    scores = Discriminant(0.3, quadratic).double()(query, key, value)
+    scores = answer(heads()["qda" if quadratic else "lda"].double(), query, key, value)
     torch.testing.assert_close(scores.log_softmax(-1), torch.stack(logs, -1).log_softmax(-1))
 
 
@@ -123,7 +125,7 @@ def test_a_folded_layer_answers_as_the_linear_one(name: str, latent: int) -> Non
     for layer in (folded, plain):
         given, head = x.clone().requires_grad_(), heads()[name].double()
         embedded = layer(given)
-        scores = head(embedded[:, value.shape[1] :], embedded[:, : value.shape[1]], value)
+        scores = answer(head, embedded[:, value.shape[1] :], embedded[:, : value.shape[1]], value)
         slopes = torch.autograd.grad(
             score_loss(scores, labels, "cross-entropy"), [layer.weight, given, *head.parameters()]
         )

@@ -17,6 +17,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from intention.fewshot.encoders import Conv4, ResNet12
 from intention.lab import data
 from intention.lab.data import images, named
 from intention.lab.data.arrays import write_npz
@@ -26,7 +27,6 @@ from intention.lab.experiments.base import data_name
 from intention.lab.experiments.fewshot import training as fewshot_runs
 from intention.lab.experiments.fewshot.task import Pool
 from intention.lab.experiments.pixels import task as pixels_task
-from intention.lab.models.encoders import Conv4, ResNet12
 from intention.lab.paper.appendix import ROWS
 from intention.lab.paper.rows import Row
 from lab.paper.checks import IMAGES, activation, generator, loss, name_of, optimiser, plans, sizes, stepped

@@ -8,9 +8,10 @@ import pytest
 import torch
 from PIL import Image
 
+from intention.fewshot import backbones, encoders
+from intention.fewshot.files import save_encoder
 from intention.lab import data
 from intention.lab.core.files import LabError
-from intention.lab.models import encoders
 from intention.lab.run import embed as embedding
 
 RANDOM = np.random.default_rng(0)
@@ -36,7 +37,7 @@ def photos(tmp_path):
 
 
 def test_pixels(call, images, tmp_path):
-    code, out, err = call("embed", images, "--out", tmp_path / "f.npz")
+    code, out, err = call("embed", images, "--out", tmp_path / "f.npz", "--backbone", "pixels")
     assert (code, err) == (0, "")
     assert f"train (70, 2352), test (14, 2352) are in {tmp_path / 'f.npz'}" in out
     assert out.strip().endswith(f"next: intention run fewshot --data {tmp_path / 'f.npz'}")
@@ -81,13 +82,13 @@ def test_parts_with_classes_of_their_own(tmp_path):
 
 def test_an_encoder_of_ours(photos, tmp_path):
     encoder = encoders.build("conv4", 28, 3, 8).eval()
-    encoders.save_encoder(tmp_path / "encoder.safetensors", encoder)
+    save_encoder(tmp_path / "encoder.safetensors", encoder)
     made = embedding.embed(str(photos), str(tmp_path / "encoder.safetensors"), tmp_path / "f.npz")
     whole = data.load(str(photos)).parts["train"]
     with torch.no_grad():
         torch.testing.assert_close(made["train"], encoder(encoders.normalise(whole.x)), atol=1e-5, rtol=1e-5)
     assert data.load(str(tmp_path / "f.npz")).parts["train"].classes == ("a", "b", "c")
-    encoders.save_encoder(tmp_path / "encoder.safetensors", encoders.build("conv4", 28, 1, 8))
+    save_encoder(tmp_path / "encoder.safetensors", encoders.build("conv4", 28, 1, 8))
     assert (
         embedding.embed(str(photos), str(tmp_path / "encoder.safetensors"), tmp_path / "g.npz")["train"].shape[0] == 10
     )
@@ -122,7 +123,7 @@ def test_a_model_of_hugging_face(resnet, images, photos, tmp_path):
 
 def test_without_a_description_the_usual_one_is_taken(resnet, tmp_path):
     resnet[1].save_pretrained(tmp_path / "bare")
-    assert embedding._preparation(str(tmp_path / "bare")) == (224, embedding.MEAN, embedding.SPREAD)
+    assert backbones._preparation(str(tmp_path / "bare")) == (224, backbones.MEAN, backbones.SPREAD)
 
 
 def test_backbones_that_are_not_there(call, images, monkeypatch, tmp_path):
@@ -149,7 +150,7 @@ def test_features_cannot_be_embedded_and_infinity_is_told(images, tmp_path, monk
     np.savez(tmp_path / "features.npz", x=X[:, 0, 0] / 255, y=Y)
     with pytest.raises(LabError, match="holds features already"):
         embedding.embed(str(tmp_path / "features.npz"), "pixels", tmp_path / "f.npz")
-    huge = embedding.Backbone(28, None, lambda x: 1e6 * x.flatten(1).float())
+    huge = backbones.Backbone("huge", 28, None, lambda x: 1e6 * x.flatten(1).float())
     monkeypatch.setattr(embedding, "find", lambda name: huge)
     with pytest.raises(LabError, match="NaN or infinity; try without --half"):
         embedding.embed(str(images), "huge", tmp_path / "f.npz", half=True)

@@ -48,9 +48,10 @@ class Embed:
     """A set by its name, a folder of images or an .npz file of images."""
     out: Annotated[Path, tyro.conf.arg(metavar="FILE.npz")]
     """Where the features go."""
-    backbone: Annotated[str, tyro.conf.arg(metavar="B")] = "pixels"
-    """`pixels` (28 x 28, centred), an encoder.safetensors of a few-shot run, or the id or folder of a Hugging Face
-    model such as microsoft/resnet-34."""
+    backbone: Annotated[str, tyro.conf.arg(metavar="B")] = "conv4"
+    """`conv4` (comes with the package), `efficientnet_lite0`, `_lite1` or `_lite2` (extra backbones), `pixels`
+    (28 x 28, centred), an encoder.safetensors of a few-shot run, a name of timm, or the id or folder of a Hugging Face
+    model such as microsoft/resnet-34 (extra vision)."""
     half: Switch = False
     """Save float16, half the size."""
     force: Switch = False

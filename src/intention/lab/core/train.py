@@ -30,8 +30,8 @@ Evaluate = Callable[[nn.Module], Mapping[str, float]]
 
 TASKS = 2_000_000  # seeds of training tasks begin here
 SCHEDULES = ("cosine", "constant", "decay")
-OPTIMISERS = ("adam", "sgd")
-MOMENTUM = 0.9  # of "sgd"
+OPTIMISERS = ("adam", "sgd", "nesterov")
+MOMENTUM = 0.9  # of "sgd" and "nesterov"
 
 
 class Diverged(LabError):
@@ -51,7 +51,7 @@ class Plan:
     clip: float = 1.0  # largest norm of the gradient; 0 is none
     evaluate_every: int = 0  # steps; 0 is at the start and at the end only
     optimiser: str = "adam"
-    weight_decay: float = 0.0  # "sgd": added to the gradient before momentum; "adam": decoupled (AdamW)
+    weight_decay: float = 0.0  # "sgd", "nesterov": added to the gradient before momentum; "adam": decoupled (AdamW)
     keep: str = ""  # what of the evaluations is largest for the weights that are kept; "" is the last weights
 
     def __post_init__(self) -> None:
@@ -131,8 +131,10 @@ def train(
 
 def _optimiser(model: nn.Module, plan: Plan) -> torch.optim.Optimizer:
     weights = [weight for weight in model.parameters() if weight.requires_grad]  # frozen ones have no state to save
-    if plan.optimiser == "sgd":
-        return torch.optim.SGD(weights, plan.learning_rate, momentum=MOMENTUM, weight_decay=plan.weight_decay)
+    if plan.optimiser in ("sgd", "nesterov"):
+        ahead = plan.optimiser == "nesterov"
+        decay = plan.weight_decay
+        return torch.optim.SGD(weights, plan.learning_rate, momentum=MOMENTUM, weight_decay=decay, nesterov=ahead)
     if plan.weight_decay:
         return torch.optim.AdamW(weights, plan.learning_rate, weight_decay=plan.weight_decay)
     return torch.optim.Adam(weights, plan.learning_rate)

@@ -1,25 +1,23 @@
 """Few-shot classifiers: an encoder of images, a layer e_H on its features and a head that reads labelled examples.
 
-A head takes embedded queries (B, M, d) and keys (B, N, d) with one-hot values (B, N, way), and gives scores
-(B, M, way): the largest is the answer. `loss` belongs to the head: least squares on +1 and -1, or cross-entropy.
+Heads are those of `intention.fewshot`: the largest score is the answer. `loss` belongs to the head: least squares on +1
+and -1, or cross-entropy.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as nnf
 
-from intention import discriminant, kernels
-from intention import functional as F
+from intention.fewshot.encoders import Encoder, normalise
+from intention.fewshot.heads import LsSvm, Matching
+from intention.fewshot.maml import Maml
 from intention.lab.experiments.fewshot.task import Shots
-from intention.lab.models import output
 from intention.lab.models.attention import WideAttention
-from intention.lab.models.encoders import Encoder, normalise
-from intention.nn import Intention, LearnableAlpha, mlp
+from intention.nn import LearnableAlpha, mlp
 
 LOSSES = ("mse", "cross-entropy")
 FOLDED = 512  # widest input for which a factor of W'W is cheaper than W
@@ -50,7 +48,7 @@ class FewShot(nn.Module):
         """Scores of the queries; features (B, N + M, d)."""
         embedded = self.embed(features)
         n = value.shape[1]
-        return self.head(embedded[:, n:], embedded[:, :n], value)
+        return self.head(embedded[:, :n], value.argmax(-1), embedded[:, n:])
 
     def scores(self, shots: Shots) -> Tensor:
         """Of the queries (B, M, way)."""
@@ -119,55 +117,11 @@ def score_loss(scores: Tensor, labels: Tensor, name: str) -> Tensor:
     return nnf.cross_entropy(scores.flatten(0, 1), labels.flatten())
 
 
-class LsSvm(nn.Module):
-    """Intention with an intercept on +1 and -1; with a kernel, its width is learnt."""
-
-    def __init__(self, alpha: float, loss: str, kernel: kernels.Kernel | None = None) -> None:
-        super().__init__()
-        self.solve = Intention(LearnableAlpha(alpha), intercept=True, kernel=kernel)
-        self.sharpness = nn.Parameter(torch.tensor(math.log(SHARPNESS))) if loss == "cross-entropy" else None
-
-    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        scores = self.solve(query, key, 2 * value - 1)
-        return scores if self.sharpness is None else scores * self.sharpness.exp()
-
-
-class Discriminant(nn.Module):
-    """LDA (the paper's pooled "QDA") or QDA, logits of Gaussian classes."""
-
-    def __init__(self, alpha: float, quadratic: bool) -> None:
-        super().__init__()
-        self.alpha = LearnableAlpha(alpha)
-        self.rule = discriminant.qda if quadratic else discriminant.lda
-
-    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return self.rule(key, value, alpha=self.alpha())(query)
-
-
-class SigmaVote(nn.Module):
-    """sigma-Intention over the examples' labels; its map is sharpened, since one of least squares is flat."""
-
-    def __init__(self, alpha: float) -> None:
-        super().__init__()
-        self.alpha = LearnableAlpha(alpha)
-        self.sharpness = nn.Parameter(torch.tensor(math.log(SHARPNESS)))
-
-    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        votes = output(F.sigma_intention(query * self.sharpness.exp(), key, value, alpha=self.alpha()))
-        return votes.clamp(min=1e-6).log()
-
-
-class Attention(nn.Module):
+def attention(latent: int, way: int, decode: tuple[int, ...], heads: int) -> Matching:
     """e_P(MHA(E_Q, E_K, e_H(e_V(V))))."""
-
-    def __init__(self, latent: int, way: int, decode: tuple[int, ...], heads: int) -> None:
-        super().__init__()
-        self.embed_value = mlp(way, latent, latent, latent, latent)  # e_V of three layers and a layer for e_H
-        self.mixer = WideAttention(latent, latent, heads)
-        self.decode = mlp(latent, *decode, way)
-
-    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return self.decode(self.mixer(query, key, self.embed_value(value)))
+    embed_value = mlp(way, latent, latent, latent, latent)  # e_V of three layers and a layer for e_H
+    mixer = WideAttention(latent, latent, heads)
+    return Matching(mixer=mixer, embed_value=embed_value, decode=mlp(latent, *decode, way))
 
 
 def start_as_in_jax(*modules: nn.Module) -> None:
@@ -178,43 +132,11 @@ def start_as_in_jax(*modules: nn.Module) -> None:
         nn.init.zeros_(layer.bias)
 
 
-class ClassProcess(nn.Module):
-    """Neural Process: e_P([mean of class 0; ...; mean of the last class], query)."""
-
-    def __init__(self, latent: int, way: int, decode: tuple[int, ...]) -> None:
-        super().__init__()
-        hidden = (*decode, way)
-        # the first layer of e_P in two parts: the context's part is the same for all queries of a task
-        self.from_context = nn.Linear(way * latent, hidden[0])
-        self.from_query = nn.Linear(latent, hidden[0], bias=False)
-        self.decode = mlp(*hidden)
-
-    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        means = class_means(key, value).flatten(1).unsqueeze(1)
-        return self.decode((self.from_context(means) + self.from_query(query)).relu())
-
-
-class Prototypes(nn.Module):
-    """ProtoNet: the squared distance to the mean of each class, over sqrt(d) as attention has it.
-
-    Without the root the first steps of SGD are taken on saturated logits, and it learns more slowly.
-    """
-
-    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        means = class_means(key, value)
-        # |q - m|^2 without |q|^2, which is the same for all classes
-        return (2 * query @ means.mT - means.square().sum(-1).unsqueeze(1)) / query.shape[-1] ** 0.5
-
-
-def class_means(key: Tensor, value: Tensor) -> Tensor:
-    return value.mT @ key / value.sum(1).unsqueeze(-1)  # (B, way, d)
-
-
 class Pretrained(FewShot):
     """The frozen-feature baseline: trained to tell all training classes apart, then LS-SVM on its features."""
 
     def __init__(self, encoder: Encoder | None, d: int, latent: int, classes: int, alpha: float) -> None:
-        super().__init__(encoder, d, latent, LsSvm(alpha, "mse"), "cross-entropy", by_distance=True)
+        super().__init__(encoder, d, latent, LsSvm(LearnableAlpha(alpha)), "cross-entropy", by_distance=True)
         self.head.requires_grad_(False)
         self.classify = nn.Linear(latent or d, classes)
 
@@ -224,41 +146,21 @@ class Pretrained(FewShot):
         return nnf.cross_entropy(scores, shots.classes.gather(1, own).flatten())
 
 
-class ImageMaml(nn.Module):
+class ImageMaml(Maml):
     """MAML: encoder and linear layer take gradient steps on the examples of each task.
 
     Batch norm has the statistics of the batch always, of the examples and of the queries of one task.
     """
 
     def __init__(self, encoder: Encoder | None, d: int, way: int, steps: int, rate: float, second_order: bool) -> None:
-        super().__init__()
         layers: list[nn.Module] = [nn.Linear(d, way)]
-        self.net = nn.Sequential(*([] if encoder is None else [encoder]), *layers)
+        super().__init__(nn.Sequential(*([] if encoder is None else [encoder]), *layers), steps, rate, second_order)
         self.images = encoder is not None
-        self.steps, self.rate, self.second_order = steps, rate, second_order
 
     def scores(self, shots: Shots) -> Tensor:
         x = normalise(shots.x) if self.images else shots.x
-        return torch.stack([self.adapted(own, value) for own, value in zip(x, shots.value, strict=True)])
+        n = shots.value.shape[1]
+        return Maml.forward(self, x[:, :n], shots.value.argmax(-1), x[:, n:])
 
-    def adapted(self, x: Tensor, value: Tensor) -> Tensor:
-        """The scores of one task's queries. The tasks take turns: weights of their own make convolutions grouped,
-        which is slower than a loop here."""
-        n, learning = len(value), torch.is_grad_enabled()
-        labels = value.argmax(-1)
-        weights: dict[str, Tensor] = dict(self.net.named_parameters())
-        with torch.enable_grad():
-            if not learning:
-                weights = {name: weight.detach().requires_grad_() for name, weight in weights.items()}
-            for _ in range(self.steps):
-                scores = torch.func.functional_call(self.net, weights, x[:n])
-                graph = self.second_order and learning
-                slopes = torch.autograd.grad(
-                    nnf.cross_entropy(scores, labels), list(weights.values()), create_graph=graph
-                )
-                pairs = zip(weights.items(), slopes, strict=True)
-                weights = {name: weight - self.rate * slope for (name, weight), slope in pairs}
-        return torch.func.functional_call(self.net, weights, x[n:])
-
-    def forward(self, shots: Shots) -> Tensor:
+    def forward(self, shots: Shots) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride] - a loss, here
         return score_loss(self.scores(shots), shots.labels, "cross-entropy")

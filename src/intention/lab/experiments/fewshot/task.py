@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from intention.fewshot.sampling import ClassIndex, support_first, task_labels
 from intention.lab.core.files import LabError
 
 
@@ -32,37 +33,21 @@ class Pool:
 
     def __init__(self, x: Tensor, y: Tensor, name: str = "the data") -> None:
         self.x, self.y, self.name = x, y, name
-        self.order = y.argsort(stable=True)
+        self.index = ClassIndex(y)
         self.sizes = torch.bincount(y)  # of each class
-        self.starts = self.sizes.cumsum(0) - self.sizes
 
     def check(self, way: int, shot: int, queries: int) -> None:
         """Whether there is enough for such episodes."""
-        large = int((self.sizes >= shot + queries).sum())
-        if large < way:
-            raise LabError(
-                f"{self.name} has {large} classes with at least {shot} + {queries} images (shot + queries), and "
-                f"{way}-way episodes need {way}; its classes have {int(self.sizes.min())} to {int(self.sizes.max())} "
-                "images. Add images, or use smaller --way, --shot or --queries"
-            )
+        try:
+            self.index.check(way, shot, queries, self.name)
+        except ValueError as error:
+            raise LabError(f"{error}: --way, --shot, --queries") from error
 
     def sample(self, batch: int, generator: torch.Generator, *, way: int, shot: int, queries: int) -> Shots:
-        index, classes = self.draw(batch, generator, way, shot + queries)
-        # (B, way, shot + queries) -> the shots of all classes, then the queries of all classes
-        index = torch.cat([index[..., :shot].flatten(1), index[..., shot:].flatten(1)], 1)
-        labels = torch.arange(way)
-        value = torch.eye(way).repeat_interleave(shot, 0).expand(batch, -1, -1)
-        return Shots(self.x[index], value, labels.repeat_interleave(queries).expand(batch, -1), classes)
-
-    def draw(self, batch: int, generator: torch.Generator, way: int, images: int) -> tuple[Tensor, Tensor]:
-        """Indices (B, way, images), all different, and the classes (B, way); only classes that have enough."""
-        enough = (self.sizes >= images).nonzero().flatten()
-        classes = enough[torch.rand(batch, len(enough), generator=generator).argsort(-1)[:, :way]]
-        sizes = self.sizes[classes].unsqueeze(-1)  # (B, way, 1)
-        lots = torch.rand(batch, way, int(self.sizes.max()), generator=generator)
-        lots = lots.masked_fill(torch.arange(lots.shape[-1]) >= sizes, 2.0)  # classes differ in size
-        chosen = lots.topk(images, dim=-1, largest=False).indices
-        return self.order[self.starts[classes].unsqueeze(-1) + chosen], classes
+        drawn, classes = self.index.draw(batch, generator, way, shot + queries)
+        labels, targets = task_labels(way, shot, queries)
+        value = torch.eye(way)[labels].expand(batch, -1, -1)
+        return Shots(self.x[support_first(drawn, shot)], value, targets.expand(batch, -1), classes)
 
 
 Sample = Callable[[int, torch.Generator], Shots]

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from intention import kernels
+from intention.fewshot import encoders, heads
+from intention.fewshot.files import save_encoder
 from intention.lab import data
 from intention.lab.core.place import Place
 from intention.lab.core.results import Json
@@ -19,7 +21,7 @@ from intention.lab.experiments.episodes import over_tasks
 from intention.lab.experiments.fewshot import model as fewshot
 from intention.lab.experiments.fewshot.config import ACCURACY, BEFORE, BY_DISTANCE, SEEN, UNSEEN, VALIDATION, Config
 from intention.lab.experiments.fewshot.task import Pool, Prefetch, Shots, varied
-from intention.lab.models import encoders
+from intention.nn import LearnableAlpha
 
 ENOUGH = 12_000  # images of the training classes, to measure that
 TESTS, CHECKS = 1_000_000, 1_500_000  # seeds of test episodes and of validation episodes begin here
@@ -58,7 +60,7 @@ def run(job: Job, place: Place, latent: int | None = None) -> Iterator[Measure]:
     yield judge(model, some_of(pools["train"]), config, job.seed, SEEN)
     encoder = getattr(model, "encoder", None)
     if place.folder is not None and isinstance(encoder, encoders.Encoder):
-        encoders.save_encoder(place.folder / "encoder.safetensors", encoder)
+        save_encoder(place.folder / "encoder.safetensors", encoder)
 
 
 def load(config: Config) -> dict[str, Pool]:
@@ -94,29 +96,29 @@ def build(config: Config, model: str, pool: Pool, latent: int | None = None) -> 
         latent = latent or FEATURES
     if model == "pretrained":
         return fewshot.Pretrained(encoder, d, latent, len(pool.sizes), config.alpha)
-    heads: Mapping[str, Callable[[], nn.Module]] = {
-        "intention": partial(fewshot.LsSvm, config.alpha, "mse"),
-        "intention_longer": partial(fewshot.LsSvm, config.alpha, "mse"),
-        "intention_ce": partial(fewshot.LsSvm, config.alpha, "cross-entropy"),
+    found: Mapping[str, Callable[[], nn.Module]] = {
+        "intention": partial(heads.LsSvm, LearnableAlpha(config.alpha)),
+        "intention_longer": partial(heads.LsSvm, LearnableAlpha(config.alpha)),
+        "intention_ce": partial(heads.LsSvm, LearnableAlpha(config.alpha), fewshot.SHARPNESS),
         "intention_kernel": partial(_kernel_head, config.alpha, latent or d),
-        "intention_lda": partial(fewshot.Discriminant, config.alpha, quadratic=False),
-        "intention_qda": partial(fewshot.Discriminant, config.alpha, quadratic=True),
-        "sigma_intention": partial(fewshot.SigmaVote, config.alpha),
-        "attention": partial(fewshot.Attention, latent or d, config.way, net.decode, net.heads),
-        "neural_process": partial(fewshot.ClassProcess, latent or d, config.way, net.decode),
-        "protonet": fewshot.Prototypes,
+        "intention_lda": partial(heads.LDA, LearnableAlpha(config.alpha)),
+        "intention_qda": partial(heads.QDA, LearnableAlpha(config.alpha)),
+        "sigma_intention": partial(heads.SigmaIntention, LearnableAlpha(config.alpha), fewshot.SHARPNESS),
+        "attention": partial(fewshot.attention, latent or d, config.way, net.decode, net.heads),
+        "neural_process": partial(heads.Process, latent or d, config.way, net.decode),
+        "protonet": heads.Prototypes,
     }
     loss = "mse" if model in ("intention", "intention_longer", "intention_kernel") else "cross-entropy"
     tasks = getattr(net, "tasks", 0)
     kind = partial(fewshot.Mixed, tasks) if tasks else fewshot.FewShot
-    built = kind(encoder, d, latent, heads[model](), loss, model in BY_DISTANCE)
+    built = kind(encoder, d, latent, found[model](), loss, model in BY_DISTANCE)
     if model == "attention":
         fewshot.start_as_in_jax(built.embed, built.head)
     return built
 
 
 def _kernel_head(alpha: float, d: int) -> nn.Module:
-    return fewshot.LsSvm(alpha, "mse", kernels.Gaussian(1 / d, learnable=True))
+    return heads.Kernel(kernels.Gaussian(1 / d, learnable=True), LearnableAlpha(alpha))
 
 
 def _encoder(config: Config, x: Tensor, running: bool, round_up: bool) -> tuple[encoders.Encoder | None, int]:

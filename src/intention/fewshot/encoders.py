@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as nnf
-
-from intention.lab.core.files import LabError, write_whole
 
 MEAN, SPREAD = 0.45, 0.27  # of natural images in [0, 1], about
 SLOPE = 0.1  # of ResNet-12's leaky ReLU
@@ -157,35 +152,3 @@ def build(
     if kind == "resnet12":
         return ResNet12(size, channels, width, precision, dropblock)
     raise ValueError(f"there is no encoder {kind!r}; there are {', '.join(KINDS)}")
-
-
-def save_encoder(path: Path, encoder: Encoder) -> None:
-    """The weights and what is needed to build the encoder again, in one safetensors file."""
-    from safetensors.torch import save as to_bytes
-
-    about = {name: getattr(encoder, name) for name in ("kind", "size", "channels", "width", "round_up")}
-    tensors = {name: tensor.contiguous() for name, tensor in encoder.state_dict().items()}
-    write_whole(path, to_bytes(tensors, {"encoder": json.dumps(about)}))
-
-
-def load_encoder(path: Path) -> Encoder:
-    """What `save_encoder` wrote, ready for use (evaluation mode, float32)."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(str(path), framework="pt") as file:
-            about = json.loads((file.metadata() or {})["encoder"])
-            names: Iterable[str] = file.keys()
-            tensors = {name: file.get_tensor(name) for name in names}
-        if about["kind"] not in KINDS:
-            raise ValueError(f"its kind is {about['kind']!r}, not one of {KINDS}")
-        size, channels, width = (int(about[name]) for name in ("size", "channels", "width"))
-        encoder = build(about["kind"], size, channels, width, round_up=bool(about.get("round_up")))
-        encoder.load_state_dict(tensors)
-    except OSError as error:
-        raise LabError(f"cannot read the encoder {path}: {error}") from error
-    except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise LabError(
-            f"{path} is not an encoder of ours ({error}); a run of `fewshot` writes encoder.safetensors into its folder"
-        ) from error
-    return encoder.eval()

@@ -9,18 +9,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as nnf
 
-from intention.lab.core.files import LabError
-from intention.lab.models import encoders
-from intention.lab.models.encoders import (
+from intention.fewshot import encoders
+from intention.fewshot.encoders import (
     KINDS,
     Conv4,
     ResNet12,
     build,
     drop_squares,
-    load_encoder,
     normalise,
-    save_encoder,
 )
+from intention.fewshot.files import load_encoder, save_encoder
 
 
 def images(count: int, size: int = 28, channels: int = 3) -> Tensor:
@@ -207,6 +205,6 @@ def test_a_file_that_is_no_encoder_is_refused(wrong: str, tmp_path: Path) -> Non
     elif wrong != "absent":
         metadata = {"other": None, "kind": {"encoder": about.replace("conv4", "vit")}, "weights": {"encoder": about}}
         save_file({"a": torch.zeros(2)}, path, metadata[wrong])
-    message = "cannot read the encoder" if wrong == "absent" else "(?s)is not an encoder of ours.*a run of `fewshot`"
-    with pytest.raises(LabError, match=message):
+    message = "there is no encoder .*'conv4'" if wrong == "absent" else "(?s)is not an encoder of ours.*save_encoder"
+    with pytest.raises(FileNotFoundError if wrong == "absent" else ValueError, match=message):
         load_encoder(path)

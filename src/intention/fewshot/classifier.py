@@ -1,0 +1,319 @@
+"""A classifier of a few labelled images: fitted in closed form, extended without fitting it again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from os import PathLike, fspath
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from intention.context import Context
+from intention.context.by_features import ByFeatures
+from intention.fewshot.backbones import Backbone, backbone
+from intention.fewshot.columns import Linear, with_columns
+from intention.fewshot.evaluation import unit
+from intention.fewshot.heads import LsSvm
+from intention.kernels import Custom
+
+FORMAT = 1
+Label = int | str
+Images = Tensor | Sequence[str | PathLike[str]]
+Labels = Tensor | Sequence[Label]
+
+
+class Suspect(NamedTuple):
+    """An example whose label the others contradict."""
+
+    index: int  # among all examples, in the order they came
+    label: Label
+    predicted: Label  # by the fit without this example
+    margin: float  # score of its own label minus the largest of the others: negative, the smallest come first
+
+
+class FewShotClassifier:
+    """Encoder and head: fit on a few images, predict others, add images and classes as they come.
+
+    >>> features = torch.randn(20, 8) + 4 * torch.eye(8)[torch.arange(20) % 4]
+    >>> model = FewShotClassifier().fit(features, ["cat", "dog", "fox", "owl"] * 5)
+    >>> model.predict(features[:2])
+    ['cat', 'dog']
+    >>> model = model.add(torch.randn(3, 8) - 4 * torch.eye(8)[0], ["yak"] * 3)
+    >>> model.classes, model.predict_proba(features).shape
+    (('cat', 'dog', 'fox', 'owl', 'yak'), torch.Size([20, 5]))
+
+    Args:
+        encoder: None where features (n, d) are given; the name of a `backbone` ("conv4" comes with the package) or a
+            `Backbone` for images; or any callable that makes features.
+        head: an `LsSvm` or a `Kernel`, which are fitted in closed form. Its alpha stays what the first fit found.
+        normalise: features are brought to `unit` length.
+    """
+
+    def __init__(
+        self,
+        encoder: str | Backbone | Callable[[Tensor], Tensor] | None = None,
+        head: LsSvm | None = None,
+        normalise: bool = True,
+    ) -> None:
+        head = LsSvm(1.0) if head is None else head
+        if not isinstance(head, LsSvm):
+            raise TypeError(
+                f"a FewShotClassifier has a head that is fitted in closed form, LsSvm or Kernel, got "
+                f"{type(head).__name__}; call that one on tensors: head(support, labels, query)"
+            )
+        self.encoder = backbone(encoder) if isinstance(encoder, str) else encoder
+        self.head, self.normalise = head, normalise
+        self.classes: tuple[Label, ...] = ()
+        self._context: Context | None = None
+        self._linear: Linear | None = None
+        self._temperature: float | None = None
+
+    # -- examples that come and go ------------------------------------------------------------------------------------
+
+    def fit(self, images: Images, labels: Labels) -> FewShotClassifier:
+        """Forget everything and learn these: images or features, and a label (integer or text) for each."""
+        features, names = self.features(images), _names(labels)
+        _check(features, names)
+        classes = tuple(sorted(set(names), key=lambda name: (isinstance(name, str), name)))
+        if len(classes) < 2:
+            raise ValueError(f"two or more classes are needed to tell apart, got {len(classes)}; add images of another")
+        number = {name: index for index, name in enumerate(classes)}
+        with torch.no_grad():
+            context = self.head.fit(features, torch.tensor([number[name] for name in names]))
+        self.classes = classes
+        self._keep(context, None)
+        return self
+
+    def add(self, images: Images, labels: Labels) -> FewShotClassifier:
+        """Learn more examples, also of new classes, which come last in `classes`; alpha stays."""
+        before = self.context
+        features, names = self.features(images), _names(labels)
+        _check(features, names, before)
+        fresh = tuple(dict.fromkeys(name for name in names if name not in self.classes))
+        classes = self.classes + fresh
+        linear = self._linear or Linear.of(before)
+        context = with_columns(before, len(fresh)).add(features, _signs(names, classes, features))
+        self.classes = classes
+        self._keep(context, None if linear is None else linear.after(before, context))
+        return self
+
+    def remove(self, images: Images, labels: Labels) -> FewShotClassifier:
+        """Forget examples that were learnt, given as they were; a class that loses its last one stays, without any."""
+        before = self.context
+        features, names = self.features(images), _names(labels)
+        _check(features, names, before)
+        unknown = [name for name in names if name not in self.classes]
+        if unknown:
+            raise ValueError(f"there is no class {unknown[0]!r} to remove examples of; there are {self.classes}")
+        self._keep(before.remove(features, _signs(names, self.classes, features)), None)
+        return self
+
+    def _keep(self, context: Context, linear: Linear | None) -> None:
+        self._context, self._linear, self._temperature = context, linear, None
+
+    # -- answers ------------------------------------------------------------------------------------------------------
+
+    def predict(self, images: Images) -> list[Label]:
+        """The label of each image."""
+        return [self.classes[index] for index in self.decision(self.features(images)).argmax(-1).tolist()]
+
+    def predict_proba(self, images: Images) -> Tensor:
+        """Probabilities (n, classes), in the order of `classes`: softmax of scores over the temperature."""
+        return (self.decision(self.features(images)) / self.temperature).softmax(-1)
+
+    def decision(self, features: Tensor) -> Tensor:
+        """Scores (n, classes) of features as `features` gives them: near 1 for the class, near -1 for others."""
+        context = self.context
+        if self._linear is None:
+            return context(features)
+        system = context._solved.system
+        assert isinstance(system, ByFeatures)
+        assert system.mean_key is not None
+        assert system.mean_value is not None
+        out = (features.double() - system.mean_key) @ self._linear.w + system.mean_value
+        return out.to(features.dtype)
+
+    def features(self, images: Images) -> Tensor:
+        """What the head sees of images: features (n, d), of length 1."""
+        if self.encoder is None:
+            if not isinstance(images, Tensor) or images.dim() != 2 or not images.is_floating_point():
+                raise ValueError(
+                    "without an encoder features (n, d) of floating-point numbers are wanted; for images give one: "
+                    "FewShotClassifier('conv4')"
+                )
+            found = images
+        elif isinstance(self.encoder, Backbone):
+            found = self.encoder(images)
+        else:
+            with torch.no_grad():
+                found = self.encoder(images)  # pyright: ignore[reportArgumentType] - what it takes, its owner knows
+        if not bool(torch.isfinite(found).all()):
+            raise ValueError("features have NaN or infinity; look at the images, or use another encoder")
+        return unit(found) if self.normalise else found
+
+    def influences(self, images: Images) -> Tensor:
+        """(n, N): what each example adds to the score of the predicted class; the largest decided it.
+
+        Scores are sums over examples, q Sigma^-1 k_i v_i around the means; of a kernel k(q, k_i) a_i.
+        """
+        features = self.features(images)
+        context = self.context
+        assert context.key is not None
+        assert context.value is not None
+        said = self.decision(features).argmax(-1)
+        mean = context.key.double().mean(0)
+        value = context.value.double() - context.value.double().mean(0)
+        if context.kernel is not None:
+            weights = context._solved.system.coef  # (N, classes)
+            return context.kernel(features.double(), context.key.double()) * weights.mT[said]
+        sensitivity = (features.double() - mean) @ context.solve_sigma((context.key.double() - mean).mT)
+        return sensitivity * value.mT[said]
+
+    # -- what the examples say of each other --------------------------------------------------------------------------
+
+    @property
+    def context(self) -> Context:
+        """The fit itself, with all that a `Context` can be asked."""
+        if self._context is None:
+            raise ValueError("this classifier has learnt nothing yet; call fit(images, labels) first")
+        return self._context
+
+    @property
+    def labels(self) -> list[Label]:
+        """Of all examples, in the order they came."""
+        return [self.classes[index] for index in self._own().tolist()]
+
+    def _own(self) -> Tensor:
+        value = self.context.value
+        assert value is not None
+        return value.argmax(-1)
+
+    def left_out(self) -> Tensor:
+        """Scores (N, classes) of each example by the fit without it, in closed form."""
+        value = self.context.value
+        assert value is not None
+        return value - self.context.leave_one_out()
+
+    def leave_one_out(self) -> float:
+        """The share of examples that the others label as they are labelled."""
+        return float((self.left_out().argmax(-1) == self._own()).double().mean())
+
+    def suspects(self, count: int | None = None) -> list[Suspect]:
+        """Examples whose label the others contradict, the most certain first."""
+        margin, predicted = self.margins()
+        labels = self.labels
+        found = [
+            Suspect(i, labels[i], self.classes[int(predicted[i])], float(margin[i]))
+            for i in margin.argsort().tolist()
+            if margin[i] < 0
+        ]
+        return found[:count]
+
+    def margins(self) -> tuple[Tensor, Tensor]:
+        """(N,): score of an example's own class minus the largest other one, left out; and (N,) that other class."""
+        scores, own = self.left_out(), self._own().unsqueeze(-1)
+        best, other = scores.scatter(-1, own, -torch.inf).max(-1)
+        return scores.gather(-1, own).squeeze(-1) - best, other
+
+    @property
+    def temperature(self) -> float:
+        """What scores are divided by before the softmax: that with the smallest cross-entropy, left out."""
+        if self._temperature is None:
+            self._temperature = _calibrated(self.left_out().double(), self._own())
+        return self._temperature
+
+    # -- files --------------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | PathLike[str], about: dict[str, str] | None = None) -> None:
+        """All that was learnt as a safetensors file (extra `safetensors`), and the name of the backbone.
+
+        about: more to keep beside it, such as the names of the files.
+        """
+        from safetensors.torch import save_file
+
+        if self.context.kernel is not None and isinstance(self.context.kernel.kernel, Custom):
+            raise ValueError("a kernel of your own cannot be saved: its code is not part of the file")
+        name = self.encoder.name if isinstance(self.encoder, Backbone) else ""
+        told = {
+            "format": FORMAT,
+            "classes": self.classes,
+            "backbone": name,
+            "features": self.encoder is None,
+            "normalise": self.normalise,
+            "temperature": self.temperature,
+        }
+        save_file(self.context.state_dict(), fspath(path), {"fewshot": json.dumps(told), **(about or {})})
+
+    @staticmethod
+    def load(
+        path: str | PathLike[str], encoder: str | Backbone | Callable[[Tensor], Tensor] | None = None
+    ) -> FewShotClassifier:
+        """What `save` wrote. encoder: needed where it was a callable of your own."""
+        told, state, _ = read(path)
+        if encoder is None and not told["features"]:
+            if not told["backbone"]:
+                raise ValueError(f"{fspath(path)} was made with an encoder of its owner's; give load(path, encoder)")
+            encoder = told["backbone"]
+        context = Context.from_state_dict(state)
+        model = FewShotClassifier(encoder, LsSvm(float(context.alpha)), bool(told["normalise"]))
+        model.classes = tuple(told["classes"])
+        model._keep(context, None)
+        model._temperature = float(told["temperature"])
+        return model
+
+
+def read(path: str | PathLike[str]) -> tuple[dict, dict[str, Tensor], dict[str, str]]:
+    """What a file of `save` tells: of the classifier, its tensors, and what was kept beside it."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(fspath(path), framework="pt") as file:
+            beside = dict(file.metadata() or {})
+            told = json.loads(beside.pop("fewshot"))
+            names: list[str] = list(file.keys())
+            state = {name: file.get_tensor(name) for name in names}
+        if told["format"] != FORMAT:
+            raise ValueError(f"its format is {told['format']}, this version reads {FORMAT}")
+        return told, state, beside
+    except OSError as error:
+        raise FileNotFoundError(f"cannot read the classifier {fspath(path)}: {error}") from error
+    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{fspath(path)} is not a classifier of ours ({error}); FewShotClassifier.save writes one"
+        ) from error
+
+
+def _names(labels: Labels) -> list[Label]:
+    if isinstance(labels, Tensor):
+        if labels.dim() != 1 or labels.is_floating_point():
+            raise ValueError(f"wanted integer labels (n,), got {labels.dtype} {tuple(labels.shape)}")
+        return labels.tolist()
+    return [label if isinstance(label, str) else int(label) for label in labels]
+
+
+def _check(features: Tensor, names: list[Label], before: Context | None = None) -> None:
+    if len(features) != len(names) or not names:
+        raise ValueError(f"wanted one label for each image, got {len(features)} images and {len(names)} labels")
+    if before is not None and before.key is not None and before.key.shape[-1] != features.shape[-1]:
+        raise ValueError(f"the classifier has {before.key.shape[-1]} features, got {features.shape[-1]}")
+
+
+def _signs(names: list[Label], classes: tuple[Label, ...], like: Tensor) -> Tensor:
+    number = {name: index for index, name in enumerate(classes)}
+    own = torch.tensor([number[name] for name in names])
+    return 2 * nn.functional.one_hot(own, len(classes)).to(like.dtype) - 1
+
+
+def _calibrated(scores: Tensor, own: Tensor) -> float:
+    """The temperature t with the smallest cross-entropy of softmax(scores / t): convex in 1 / t, so thirds are cut."""
+    low, high = -4.0, 8.0  # log of 1 / t
+
+    def loss(log_sharpness: float) -> float:
+        return float(nn.functional.cross_entropy(scores * torch.tensor(log_sharpness).double().exp(), own))
+
+    while high - low > 1e-3:
+        one, two = low + (high - low) / 3, high - (high - low) / 3
+        low, high = (low, two) if loss(one) <= loss(two) else (one, high)
+    return float(torch.tensor(-(low + high) / 2).double().exp())
