@@ -20,11 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from context import medians
+from intention.fewshot import encoders
 from intention.lab.experiments.fewshot import PRESETS
 from intention.lab.experiments.fewshot import model as fewshot
 from intention.lab.experiments.fewshot import training as fewshot_runs
 from intention.lab.experiments.fewshot.task import Pool
-from intention.fewshot import encoders
 
 EPISODES = {"way": 5, "shot": 5, "queries": 15}
 GROUPS = {
