@@ -107,9 +107,9 @@ def test_wrong_labels_are_suspects() -> None:
         names[i] = f"class {(i + 2) % C}"
     model = FewShotClassifier().fit(x, names)
     found = model.suspects(4)
-    assert sorted(one.index for one in found) == wrong
+    assert sorted(one.example for one in found) == wrong
     assert [one.margin for one in found] == sorted(one.margin for one in found)
-    assert all(one.label == names[one.index] and one.predicted == f"class {one.index % C}" for one in found)
+    assert all(one.label == names[one.example] and one.predicted == f"class {one.example % C}" for one in found)
 
 
 def test_the_temperature_has_the_smallest_cross_entropy() -> None:

@@ -25,16 +25,16 @@ def test_episodes_are_balanced_and_have_no_image_twice() -> None:
     assert found.support.shape == (101, WAY * SHOT, 2)
     assert found.query.shape == (101, WAY * QUERY, 2)
     for task in range(101):
-        assert len(set(found.index[task].tolist())) == WAY * (SHOT + QUERY)
+        assert len(set(found.chosen[task].tolist())) == WAY * (SHOT + QUERY)
         assert len(set(found.classes[task].tolist())) == WAY
     own = found.classes.gather(1, found.labels), found.classes.gather(1, found.targets)
     assert torch.equal(own[0].float(), found.support[..., 1])
     assert torch.equal(own[1].float(), found.query[..., 1])
-    assert torch.equal(torch.cat([found.support, found.query], 1)[..., 0].long(), found.index)
+    assert torch.equal(torch.cat([found.support, found.query], 1)[..., 0].long(), found.chosen)
     assert found.labels[0].bincount().tolist() == [SHOT] * WAY
     assert found.targets[0].bincount().tolist() == [QUERY] * WAY
     assert set(found.classes.flatten().tolist()) == {3, 1003, 2003, 3003, 4003}  # the small class never
-    assert set(found.index.flatten().tolist()) == set((y != 77).nonzero().flatten().tolist())  # all others, sometimes
+    assert set(found.chosen.flatten().tolist()) == set((y != 77).nonzero().flatten().tolist())  # all others, sometimes
 
 
 def test_episodes_by_seed() -> None:
@@ -43,11 +43,11 @@ def test_episodes_by_seed() -> None:
     options = {"way": WAY, "shot": SHOT, "query": QUERY, "count": 7}
     one, same, other = (episodes(x, y, seed=seed, **options) for seed in (5, 5, 6))
     assert all(map(torch.equal, one, same))
-    assert not torch.equal(one.index, other.index)
+    assert not torch.equal(one.chosen, other.chosen)
     generator = torch.Generator().manual_seed(5)
     first, second = (episodes(x, y, seed=generator, **options) for _ in range(2))
-    assert torch.equal(first.index, one.index)
-    assert not torch.equal(second.index, one.index)
+    assert torch.equal(first.chosen, one.chosen)
+    assert not torch.equal(second.chosen, one.chosen)
 
 
 class Named(Dataset):

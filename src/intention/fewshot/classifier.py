@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from intention.context import Context
 from intention.context.by_features import ByFeatures
+from intention.context.by_points import ByPoints
 from intention.fewshot.backbones import Backbone, backbone
 from intention.fewshot.columns import Linear, with_columns
 from intention.fewshot.evaluation import unit
@@ -27,7 +28,7 @@ Labels = Tensor | Sequence[Label]
 class Suspect(NamedTuple):
     """An example whose label the others contradict."""
 
-    index: int  # among all examples, in the order they came
+    example: int  # among all examples, in the order they came
     label: Label
     predicted: Label  # by the fit without this example
     margin: float  # score of its own label minus the largest of the others: negative, the smallest come first
@@ -166,8 +167,9 @@ class FewShotClassifier:
         mean = context.key.double().mean(0)
         value = context.value.double() - context.value.double().mean(0)
         if context.kernel is not None:
-            weights = context._solved.system.coef  # (N, classes)
-            return context.kernel(features.double(), context.key.double()) * weights.mT[said]
+            system = context._solved.system
+            assert isinstance(system, ByPoints)  # with a kernel, always
+            return context.kernel(features.double(), context.key.double()) * system.coef.mT[said]
         sensitivity = (features.double() - mean) @ context.solve_sigma((context.key.double() - mean).mT)
         return sensitivity * value.mT[said]
 

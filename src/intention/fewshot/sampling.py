@@ -23,7 +23,7 @@ class Episodes(NamedTuple):
     query: Tensor  # (B, way * queries, ...)
     targets: Tensor  # (B, way * queries): 0 to way - 1
     classes: Tensor  # (B, way): which labels of the data these are
-    index: Tensor  # (B, way * (shot + queries)): where in the data; the support first
+    chosen: Tensor  # (B, way * (shot + queries)): where in the data; the support first
 
 
 class ClassIndex:

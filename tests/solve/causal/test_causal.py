@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_leaves
 import intention
 from intention import causal_intention
 from intention import functional as F
+from intention._call import softmax
 from intention.solve.causal import by_roots, forget, gradients, sequence, spans
 from intention.solve.causal.chunks import Tokens
 from intention.solve.causal.sequence import causal
@@ -283,14 +284,14 @@ def test_the_future_does_not_leak(call: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("masked", [False, True])
 def test_only_the_first_tokens_of_sigma_intention_need_float64(masked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is unseen of their queries is q / alpha, whose rounding the scores feel; the rest is left in float32."""
-    wide, softmax = [], F.counted_softmax
+    wide, counted = [], softmax.counted_softmax
 
     def watched(query: Tensor, *args: object) -> Tensor:
         if query.dtype == D:
             wide.append(query.shape[-2])
-        return softmax(query, *args)  # type: ignore[arg-type]
+        return counted(query, *args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(F, "counted_softmax", watched)
+    monkeypatch.setattr(softmax, "counted_softmax", watched)
     start = [torch.randn(2, 256, 64) for _ in range(3)]
     mask = torch.arange(256)[None] % 7 != 3 if masked else None
     found = []
