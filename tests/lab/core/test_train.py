@@ -250,7 +250,11 @@ torch.set_num_threads(1)
 def kill(step, steps, values):
     if step == {step}:
         os.kill(os.getpid(), signal.{kind})
-test_train.go(test_train.Path({folder!r}), save_every=0.0, tell=kill)
+try:
+    test_train.go(test_train.Path({folder!r}), save_every=0.0, tell=kill)
+except KeyboardInterrupt:  # Python's own way to end then is lost where torch imports tabulate at the exit
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGINT)
 """
 
 

@@ -69,7 +69,7 @@ def test_too_few_images_are_told() -> None:
     pool = ragged()
     pool.check(4, 2, 5)
     with pytest.raises(
-        LabError, match=r"ragged has 4 classes with at least 2 \+ 5 images .*5-way.*4 to 13 images.*--way"
+        LabError, match=r"ragged has 4 classes with at least 2 \+ 5 examples .*5-way.*4 to 13 examples.*--way"
     ):
         pool.check(5, 2, 5)
 
@@ -286,7 +286,7 @@ def test_encoding_each_image_once_is_no_other_evaluation(kind: str) -> None:
 
 
 def test_data_with_too_few_images_are_told_before_any_training(features: str) -> None:
-    with pytest.raises(LabError, match=r"features.npz .train classes. has 0 classes with at least 2 \+ 20 images"):
+    with pytest.raises(LabError, match=r"features.npz .train classes. has 0 classes with at least 2 \+ 20 examples"):
         go(replace(TINY, data=features, queries=20), "intention")
 
 

@@ -195,10 +195,9 @@ def mean_of_process() -> str:
     head = built("neural_process", latent=7).head.double()
     query, key = (torch.randn(1, n, 7, generator=generator(), dtype=torch.float64) for n in (3, 10))
     labels = torch.arange(10) % 5
-    value = nnf.one_hot(labels, 5).double()[None]
     means = torch.stack([key[:, labels == one].mean(1) for one in range(5)], 1)
-    same = torch.allclose(head(query, key, value), head(query, means[:, labels], value))
-    everywhere = torch.allclose(head(query, key, value), head(query, key.flip(1), value))
+    same = torch.allclose(head(key, labels, query), head(means[:, labels], labels, query))
+    everywhere = torch.allclose(head(key, labels, query), head(key.flip(1), labels, query))
     return "each class" if same and not everywhere else "another"
 
 
@@ -233,9 +232,9 @@ def covariance_of_shots() -> str:
     def bends(model: str) -> bool:
         head = built(model, fewshot_resnet, latent=3).head.double()
         key = torch.randn(1, 25, 3, generator=generator(), dtype=torch.float64)
-        value = torch.eye(5, dtype=torch.float64).repeat_interleave(5, 0)[None]
+        labels = torch.arange(5).repeat_interleave(5)
         line = torch.tensor([-1.0, 0.0, 1.0], dtype=torch.float64)[None, :, None] * torch.ones(3)
-        scores = head(line, key, value).diff(dim=-1)
+        scores = head(key, labels, line).diff(dim=-1)
         return bool(scores.diff(n=2, dim=1).abs().max() > 1e-9)
 
     models = fewshot_resnet.PRESETS["paper"].models
