@@ -98,6 +98,28 @@ class Problem(NamedTuple):
         return self.key * root, self.value * root
 
 
+class Tokens(NamedTuple):
+    """Sequences of one flat batch: the fit of token t sees tokens <= t."""
+
+    query: Tensor  # (B, N, d)
+    key: Tensor  # (B, N, d)
+    value: Tensor | None  # (B, N, k)
+    weight: Tensor | None  # (B, N)
+    alpha: Tensor  # (B,), or (B, N) where tokens are forgotten
+    gain: Tensor | None  # (B,)
+    gram: Tensor | None  # (B, d, d): sums over the tokens before, of keys
+    cross: Tensor | None  # (B, d, k): and of keys and values
+    decay: Tensor | None = None  # (B, N): what is left at t of all before
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> Tokens:
+        """Every tensor changed."""
+        return Tokens._make(None if x is None else change(x) for x in self)
+
+    def take(self, which: Tensor | slice) -> Tokens:
+        """Some of the sequences."""
+        return self.each(lambda x: x[which])
+
+
 class Grads(NamedTuple):
     """Gradients of the tensors of a problem; None where none was asked for."""
 

@@ -13,7 +13,6 @@ from intention.solve.causal.chunks import (
     Chunked,
     Later,
     Pulled,
-    Tokens,
     answers,
     blocks,
     chunked,
@@ -24,6 +23,7 @@ from intention.solve.causal.chunks import (
 )
 from intention.solve.ladder import FLOAT64, PRIMAL, Report, has_float64, pack
 from intention.solve.native import causal as native
+from intention.solve.problem import Tokens
 
 # Tokens of a chunk. The first is short: with few tokens float64 is needed most often. The next ones are as long as all
 # before them, so that Sigma does not grow much within a chunk, up to LONGEST. Those of gradients stay short, because
@@ -59,7 +59,7 @@ def solve_causal(tokens: Tokens) -> tuple[Tensor, Tensor, bool]:
     if not (out.shape[0] and out.shape[1]):
         one = tokens.key.new_ones(len(tokens.key))
         return out, pack(Report(PRIMAL * one, one, torch.finfo(out.dtype).eps * one)), False
-    reports = [_solve_group(_sequences(tokens, group), out[group]) for group in _groups(tokens)]
+    reports = [_solve_group(tokens.take(group), out[group]) for group in _groups(tokens)]
     return out, pack(Report(*(torch.cat(parts) for parts in zip(*reports, strict=True)))), False
 
 
@@ -85,12 +85,12 @@ def _solve_group(tokens: Tokens, out: Tensor) -> Report:
 def pull_causal(grad: Tensor, tokens: Tokens) -> Tokens:
     """The gradients of all tensors of `tokens`, in the precisions of the forward."""
     steep = tokens.value is None and _steep(tokens)
-    if not steep and (found := native.backward(grad, *tokens)) is not None:
+    if not steep and (found := native.backward(grad, tokens)) is not None:
         pulled = Pulled._make(found[:6])  # without weights their gradient is not asked for
         return _grads([pulled], None if found.gram is None else Later(found.cross, found.gram), tokens)
     if not (tokens.key.shape[0] and tokens.key.shape[1]):
-        return Tokens._make(None if x is None else torch.zeros_like(x) for x in tokens)
-    parts = [_pull_group(grad[group], _sequences(tokens, group)) for group in _groups(tokens)]
+        return tokens.each(torch.zeros_like)
+    parts = [_pull_group(grad[group], tokens.take(group)) for group in _groups(tokens)]
     return Tokens._make(None if xs[0] is None else torch.cat(xs) for xs in zip(*parts, strict=True))
 
 
@@ -146,10 +146,6 @@ def _spans(tokens: Tokens, longest: int) -> list[Chunked]:
 
 def _part(tokens: Tokens, first: int, last: int) -> Tokens:
     return Tokens._make((*(None if x is None else x[:, first:last] for x in tokens[:4]), *tokens[4:]))
-
-
-def _sequences(tokens: Tokens, group: slice) -> Tokens:
-    return Tokens._make(None if x is None else x[group] for x in tokens)
 
 
 def fit_span(own: Chunked, before: Sums, last: bool) -> Span:
