@@ -28,7 +28,7 @@ class Told(Protocol):
 Brought = TypeVar("Brought", bound=Told)
 
 
-class Kept(Ctx, Protocol):
+class KeptGroup(Ctx, Protocol):
     group: dist.ProcessGroup
     forth: float
     back: float
@@ -47,11 +47,11 @@ class SumOverRanks(torch.autograd.Function):
         return _all_reduce(x.clone(memory_format=torch.contiguous_format), group) * forth
 
     @staticmethod
-    def setup_context(ctx: Kept, inputs: tuple[Tensor, dist.ProcessGroup, float, float], output: Tensor) -> None:
+    def setup_context(ctx: KeptGroup, inputs: tuple[Tensor, dist.ProcessGroup, float, float], output: Tensor) -> None:
         _, ctx.group, ctx.forth, ctx.back = inputs
 
     @staticmethod
-    def backward(ctx: Kept, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: KeptGroup, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         return SumOverRanks.apply(grads[0], ctx.group, ctx.back, ctx.forth), None, None, None
 
 

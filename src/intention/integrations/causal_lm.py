@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from intention import _checks as checks
-from intention.integrations.layouts import last_columns
 from intention.nn.causal_layers import FEEDFORWARDS, NORMS, GatedLayer, gated_layers, make_norm
 from intention.nn.convolution import ShortConvolution
 from intention.nn.gated import ForgetGate, GatedIntention, GatedState, Projection
 from intention.nn.gated_mixers import RULES
+from intention.sequences.ragged import last_columns
 
 try:
     from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, GenerationMixin, PreTrainedModel

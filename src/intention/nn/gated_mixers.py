@@ -127,7 +127,7 @@ def ridge_of_one(tokens: Gated) -> tuple[Tensor, Tensor, float]:
     return tokens.query.to(wide) / root, tokens.key.to(wide) / root, 1.0
 
 
-class Rule(NamedTuple):
+class Parts(NamedTuple):
     """A mixer and the parts that it has if nothing else is said; None is a part that it cannot have."""
 
     mix: Callable[[Gated, Memory | None], tuple[Tensor, Memory | None]]
@@ -139,10 +139,10 @@ class Rule(NamedTuple):
 
 
 RULES = {
-    "intention": Rule(intention, True, True, False, True, False),
-    "sigma_intention": Rule(sigma_intention, None, None, False, True, True),
-    "attention": Rule(attention, False, False, False, False, True),
-    "linear_attention": Rule(linear_attention, True, True, True, False, False),  # sums grow, a norm holds them
-    "delta": Rule(delta, True, None, False, False, False),
-    "gated_delta": Rule(delta, True, True, False, False, False),
+    "intention": Parts(intention, True, True, False, True, False),
+    "sigma_intention": Parts(sigma_intention, None, None, False, True, True),
+    "attention": Parts(attention, False, False, False, False, True),
+    "linear_attention": Parts(linear_attention, True, True, True, False, False),  # sums grow, a norm holds them
+    "delta": Parts(delta, True, None, False, False, False),
+    "gated_delta": Parts(delta, True, True, False, False, False),
 }

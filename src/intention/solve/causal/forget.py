@@ -76,7 +76,7 @@ class Blocks(NamedTuple):
         return near + self.from_start * (z @ self.before[..., self.key.shape[2] :])
 
 
-class Solved(NamedTuple):
+class SolvedBlocks(NamedTuple):
     """Some blocks of a span, in the precision that they need."""
 
     which: Tensor | None  # None: all
@@ -201,7 +201,7 @@ def _blocks(part: Tokens, total: Tensor, size: int, grad: Tensor | None = None) 
     return Blocks._make(None if x is None else x.flatten(0, 1) for x in every), total
 
 
-def _solved(own: Blocks, narrow: bool) -> tuple[list[Solved], bool]:
+def _solved(own: Blocks, narrow: bool) -> tuple[list[SolvedBlocks], bool]:
     """By precision and by how much is forgotten; and whether float32 serves any. `narrow`: it did in the last span."""
     wide, dtype, found = own.before.dtype, own.key.dtype, []
     edge = own.alpha / own.from_start
@@ -212,7 +212,7 @@ def _solved(own: Blocks, narrow: bool) -> tuple[list[Solved], bool]:
     if not every:
         hard = (~mild).nonzero()[:, 0]
         part = own.take(hard, wide)
-        found.append(Solved(hard, part, *_each_token(part, dtype)))
+        found.append(SolvedBlocks(hard, part, *_each_token(part, dtype)))
     if narrow and dtype != wide and (rest is None or len(rest)):
         part = own.take(rest, dtype)
         base = _base(part)
@@ -224,11 +224,11 @@ def _solved(own: Blocks, narrow: bool) -> tuple[list[Solved], bool]:
             part, base, index = own.take(some, dtype), base.take(easy), some
         narrow = bool(len(part.key))
         if narrow:
-            found.append(Solved(index, part, *_chebyshev(part, base, worst, dtype)))
+            found.append(SolvedBlocks(index, part, *_chebyshev(part, base, worst, dtype)))
     if rest is None or len(rest):
         part = own.take(rest, wide)
         base = _base(part)
-        found.append(Solved(rest, part, *_chebyshev(part, base, worst, dtype)))
+        found.append(SolvedBlocks(rest, part, *_chebyshev(part, base, worst, dtype)))
         narrow = narrow or bool(base.easy.any())
     return found, narrow
 
@@ -324,7 +324,7 @@ def _each_token(own: Blocks, answered: torch.dtype) -> tuple[Tensor, Tensor]:
     return torch.cat(outs), pack(Report(route, ratio, error))
 
 
-def _joined(parts: list[Tensor], found: list[Solved], dtype: torch.dtype) -> Tensor:
+def _joined(parts: list[Tensor], found: list[SolvedBlocks], dtype: torch.dtype) -> Tensor:
     """Of all blocks of a span."""
     if found[0].which is None:
         return parts[0].to(dtype)

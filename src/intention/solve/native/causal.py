@@ -60,7 +60,8 @@ def _numbers(tokens: Tokens, grad: Tensor | None) -> tuple[int, ...]:
     query, key, value, *others, _ = tokens
     sizes = (*key.shape, 0 if value is None else value.shape[2])
     strides = [number for x in (query, key, value, grad) for number in described_rows(x)]
-    return (key.dtype == torch.float64, torch.get_num_threads(), *sizes, *strides, *map(pointer, others))
+    ends = [0 if x is None else x.data_ptr() for x in others]
+    return (key.dtype == torch.float64, torch.get_num_threads(), *sizes, *strides, *ends)
 
 
 def given(tokens: Tokens, largest: int) -> Tokens | None:
