@@ -31,6 +31,9 @@ except ImportError as error:
 
 __all__ = ["IntentionCache", "IntentionConfig", "IntentionForCausalLM", "IntentionModel"]
 
+# arguments of `GatedIntention` that have the same name here
+PARTS = "head_dim value_dim taps convolved silu unit beta gamma alpha alpha_per gate output_norm rotary".split()  # noqa: SIM905 - names as one line
+
 
 class IntentionConfig(PreTrainedConfig):
     """Sizes and parts of a model; the parts are those of `nn.GatedIntention`, whose arguments have the same names.
@@ -89,19 +92,7 @@ class IntentionConfig(PreTrainedConfig):
         super().__post_init__(**kwargs)
 
     def make_layers(self) -> list[GatedLayer]:
-        parts = (
-            "taps",
-            "convolved",
-            "silu",
-            "unit",
-            "beta",
-            "gamma",
-            "alpha",
-            "alpha_per",
-            "gate",
-            "output_norm",
-            "rotary",
-        )
+        options = {name: getattr(self, name) for name in PARTS}
         return gated_layers(
             self.hidden_size,
             self.num_attention_heads,
@@ -112,12 +103,7 @@ class IntentionConfig(PreTrainedConfig):
             attention_every=self.attention_every,
             norm=self.layer_norm,
             feedforward=self.feedforward,
-            options={
-                **{name: getattr(self, name) for name in parts},
-                "head_dim": self.head_dim,
-                "kv_heads": self.num_key_value_heads,
-                "value_dim": self.value_dim,
-            },
+            options={"kv_heads": self.num_key_value_heads, **options},
         )
 
 

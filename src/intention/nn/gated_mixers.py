@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as TF
 from torch import Tensor
 
+from intention._call.masks_and_weights import triangle
 from intention.nn.scaling import scale_queries
 from intention.sequences import ragged
 from intention.sequences.recurrent import delta_stream, linear_stream
@@ -75,7 +76,7 @@ def attention(tokens: Gated, memory: Memory | None) -> tuple[Tensor, Memory | No
     keys, values = ragged.appended(keys, key, seen), ragged.appended(values, value, seen)
     shown = None
     if memory is not None or gated:
-        shown = ragged.visible(key.shape[-2], keys.shape[-2], key.device, seen)
+        shown = triangle(key.shape[-2], keys.shape[-2], key.device, seen)
     if gated:
         bias, *rest = _log_weights(tokens, rest, dtype)
         shown = bias.masked_fill(~shown.unsqueeze(1), -torch.inf)  # pyright: ignore[reportOptionalMemberAccess]

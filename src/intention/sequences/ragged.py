@@ -105,12 +105,6 @@ def last(x: Tensor, n: int, seen: Tensor | None) -> Tensor:
     return x.gather(-2, _places(x, n, seen))
 
 
-def visible(m: int, n: int, device: torch.device, seen: int | Tensor) -> Tensor:
-    """(m, n), or (batch, 1, m, n): which of n tokens the m ones after `seen` see."""
-    start = seen if isinstance(seen, int) else seen.view(-1, 1, 1, 1)
-    return torch.arange(n, device=device) <= start + torch.arange(m, device=device).unsqueeze(-1)
-
-
 def last_columns(mask: Tensor | None, n: int) -> Tensor | None:
     """Of a padding mask (batch, tokens so far) the columns of the last n tokens; None where all of them are there."""
     if mask is None:

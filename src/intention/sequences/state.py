@@ -25,6 +25,7 @@ from intention._call.softmax import scored
 from intention._covariance import default_alpha, gain_of, largest_alpha
 from intention.context import storage
 from intention.sequences import ragged
+from intention.solve.causal.each_query import triangle
 from intention.solve.causal.fading import chunks, faded_sums, fading
 from intention.solve.causal.sequence import causal
 from intention.solve.ladder import Report
@@ -386,7 +387,7 @@ def sigma_stream(
     assert after is not None
     if not free:
         after = dataclasses.replace(after, gram=state.gram + key.mT @ key)
-    shown = None if before == 0 else ragged.visible(m, keys.shape[-2], key.device, before if seen is None else seen)
+    shown = None if before == 0 else triangle(m, keys.shape[-2], key.device, before if seen is None else seen)
     k, v = keys.to(moved.dtype), values.to(moved.dtype)
     out = TF.scaled_dot_product_attention(moved, k, v, shown, is_causal=shown is None, scale=1.0)
     return out.to(value.dtype), (keys, values, after)

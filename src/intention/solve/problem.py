@@ -9,16 +9,16 @@ with K~ = sqrt(w) K and V~ = sqrt(w) V. c is 1 for the ridge covariance and 1 - 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from intention.solve.centring import without_rounding
 from intention.solve.factor import Factor, factored, mm, solve, wants_inverse
+from intention.solve.operator import MaybeTensor
 
 Invert = Callable[[Tensor], Tensor]  # b -> Sigma^-1 b
-MaybeTensor = TypeVar("MaybeTensor", Tensor, Tensor | None)
 
 
 class Plan(NamedTuple):
