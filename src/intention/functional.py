@@ -262,12 +262,13 @@ def intention(
     if call.empty:
         out, report = call.zeros()
     elif estimated and not queries_differ:
-        out, report = own_sigma.predict_shared(inputs, covariance, intercept, solver, scale)
+        out, report = own_sigma.predict(inputs, covariance, intercept, solver, scale)
     elif queries_differ:
 
         def solve(part: Problem) -> tuple[Tensor, Report]:
             if estimated:
-                return own_sigma.predict_each(part, covariance, intercept, solver, scale)
+                out, report = own_sigma.predict(part.expanded(), covariance, intercept, solver, scale)
+                return out.to(part.query.dtype), report
             plan = Plan(is_dual(solver, part.key), intercept, scale)
             out, packed = ridge(part, plan, solver)
             return out, unpack(packed)
@@ -337,42 +338,33 @@ def sigma_intention(
     if found is None and solver == "auto" and not (queries_differ or estimated or intercept or dropout_p):
         found = softmax.fused(inputs, scale) if counted.keep is None and problem is None else None
     if found is None:
-        found = _softmax_of(call, is_causal, covariance, intercept, solver, scale, dropout_p)
+        found = _softmax_of(call, intercept, scale, dropout_p)
     out, report = call.result(found[0]), found[1]
     return (out, call.report(report).told()) if return_info else out
 
 
-def _softmax_of(
-    call: Prepared,
-    is_causal: bool,
-    covariance: Covariance,
-    intercept: bool,
-    solver: str,
-    scale: float,
-    dropout_p: float,
-) -> tuple[Tensor, Report]:
+def _softmax_of(call: Prepared, intercept: bool, scale: float, dropout_p: float) -> tuple[Tensor, Report]:
     """Transformed queries, then attention; in float64 where scores ask for it."""
-    options = (is_causal, covariance, intercept, solver, scale)
-    inputs = call.inputs
-    moved, keys, solved = _transformed(call, *options)
+    inputs, is_causal, solver = call.inputs, call.is_causal, call.solver
+    moved, keys, solved = _transformed(call, intercept, scale)
     moved, report, again = softmax.scored(moved, keys, solved, solver, inputs)
     if again and is_causal and (n := _first_tokens(inputs)):
         # what no key has been seen of is q / alpha, whose rounding the scores of the first tokens feel
         later = Problem(inputs.query[..., n:, :], *inputs[1:])
         _, told, again = softmax.scored(moved[..., n:, :], keys, solved, solver, later)
         if not again:
-            first, hard = _softmax_of(call.first(n).double(), *options, dropout_p)
+            first, hard = _softmax_of(call.first(n).double(), intercept, scale, dropout_p)
             rest = softmax.counted_softmax(moved, keys, inputs.value, call.counted, dropout_p, True)[..., n:, :]
             report = Report(*map(torch.fmax, softmax.narrowed(hard, moved.dtype), told))
             return torch.cat([first.to(moved.dtype), rest], -2), report
     if again:
         call = call.double()
-        moved, keys, report = _transformed(call, *options)
+        moved, keys, report = _transformed(call, intercept, scale)
         moved, report, _ = softmax.scored(moved, keys, report, solver, call.inputs)
     if is_causal and solver == "auto" and not compiling():
         lost = softmax.rounding_of_alpha(moved, report, call.inputs)
         if lost > SMALL_ROUNDING and keys.shape[-2] <= FEW_TOKENS:  # each query by itself knows what it cannot see
-            moved, keys, report = _transformed(call, *options, each=True)
+            moved, keys, report = _transformed(call, intercept, scale, each=True)
         elif lost > TOLERATED:
             warn_inaccurate(Report(report.route, report.condition, torch.full_like(report.error, lost)))
     if call.inputs.key.dtype != inputs.key.dtype:
@@ -386,24 +378,15 @@ def _first_tokens(inputs: Problem) -> int:
     return n if 2 * n <= inputs.key.shape[-2] else 0
 
 
-def _transformed(
-    call: Prepared,
-    is_causal: bool,
-    covariance: Covariance,
-    intercept: bool,
-    solver: str,
-    scale: float,
-    each: bool = False,
-) -> tuple[Tensor, Tensor, Report]:
+def _transformed(call: Prepared, intercept: bool, scale: float, each: bool = False) -> tuple[Tensor, Tensor, Report]:
     """(queries, keys, report) whose products are the scores Q Sigma^-1 K' scale.
 
     What is scaled are the transformed queries: a rounding of those that came would meet Sigma^-1. `each`: query by
     query, where chunks would do.
     """
-    inputs, counted = call.inputs, call.counted
+    inputs, counted, _, _, _, is_causal, covariance, solver, estimated = call
     keys = inputs.key
     weighed = inputs if counted.keep is None else weigh_mask(inputs, counted.keep)
-    estimated = call.own_sigma
     if intercept and not estimated:  # keys around one point give the same answers, and nothing large cancels in them
         keys = softmax.centred_key(weighed, counted.keep)
         inputs, weighed = (Problem(x.query, keys, *x[2:]) for x in (inputs, weighed))

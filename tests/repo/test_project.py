@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,11 @@ def test_hooks_before_a_commit_are_those_of_lint():
 def test_the_oldest_torch_is_told():
     oldest = re.search(r'"torch>=(.+)"', (ROOT / "pyproject.toml").read_text())[1]
     assert f"needs torch >= {oldest} " in (ROOT / "README.md").read_text()
+    script = re.search(r"sed -n '(.+)' pyproject.toml", (ROOT / ".github/workflows/tests.yml").read_text())[1]
+    found = subprocess.run(
+        ["sed", "-n", script, "pyproject.toml"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert found.stdout == f"torch=={oldest}.*\n"
 
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/index.md"])

@@ -82,14 +82,16 @@ class Prepared(NamedTuple):
     grouped: bool
     dtype: torch.dtype
     empty: bool
+    is_causal: bool
+    covariance: Covariance
+    solver: str
     own_sigma: bool  # Sigma is not made of the keys
 
     def double(self) -> Prepared:
         """The same call in float64."""
         query, key, value, weight, alpha, gain = self.inputs
         inputs = Problem(query.double(), key.double(), value.double(), _wide(weight), alpha.double(), _wide(gain))
-        counted = Counted(*map(_wide, self.counted))
-        return Prepared(inputs, counted, self.grouped, self.dtype, self.empty, self.own_sigma)
+        return Prepared(inputs, Counted(*map(_wide, self.counted)), *self[2:])
 
     def first(self, n: int) -> Prepared:
         """The same call of the first n queries and points."""
@@ -97,8 +99,7 @@ class Prepared(NamedTuple):
         query, key, value = (x.narrow(-2, 0, n) for x in (query, key, value))
         weight = None if weight is None else weight.narrow(-1, 0, n)
         counted = Counted(*(None if x is None else x.narrow(-1, 0, n) for x in self.counted))
-        inputs = Problem(query, key, value, weight, alpha, gain)
-        return Prepared(inputs, counted, self.grouped, self.dtype, self.empty, self.own_sigma)
+        return Prepared(Problem(query, key, value, weight, alpha, gain), counted, *self[2:])
 
     def zeros(self) -> tuple[Tensor, Report]:
         """The answer without points (0), without queries or without columns (nothing)."""
@@ -166,7 +167,7 @@ def prepare(
     seen = counted.seen()
     inputs = Problem(query, masks.fill(key, seen), masks.fill(value, seen), counted.in_sigma(), alpha, gain)
     empty = 0 in query.shape or 0 in key.shape or 0 in value.shape
-    return Prepared(inputs, counted, groups > 1, dtype, empty, own_sigma)
+    return Prepared(inputs, counted, groups > 1, dtype, empty, is_causal, covariance, solver, own_sigma)
 
 
 def drop_rows(inputs: Problem, p: float) -> Problem:

@@ -8,7 +8,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from intention import _checks as checks
 from intention.solve.causal.each_query import triangle
 from intention.solve.torch_state import eager, gradient_free
 
@@ -90,7 +89,6 @@ def count(mask: Tensor | None, weight: Tensor | None, is_causal: bool, n: int, d
 
 def drop_points(weight: Tensor | None, lead: tuple[int, ...], like: Tensor, p: float) -> Tensor:
     """Leave each context point out with probability p; the rest count 1 / (1 - p)."""
-    checks.probability(p)
     kept = torch.empty(*lead, like.shape[-2], dtype=like.dtype, device=like.device).bernoulli_(1 - p) / (1 - p)
     return kept if weight is None else weight * kept
 

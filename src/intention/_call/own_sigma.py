@@ -12,6 +12,7 @@ from intention.context.by_points import ByPoints, Inner
 from intention.context.points import Sums
 from intention.solve.centring import centred
 from intention.solve.ladder import Report
+from intention.solve.operator import flat
 from intention.solve.problem import Problem
 from intention.solve.ridge.by_route import is_dual
 from intention.solve.ridge.ridge import LARGE
@@ -57,7 +58,7 @@ def system_of(inputs: Problem, covariance: Covariance, intercept: bool, solver: 
     return ByFeatures(sums, rule, matrix_of(covariance, seen, value, weight))
 
 
-def predict_shared(
+def predict(
     inputs: Problem, covariance: Covariance, intercept: bool, solver: str, scale: float
 ) -> tuple[Tensor, Report]:
     """Q Sigma^-1 K'WV"""
@@ -85,23 +86,10 @@ def _by_deviations(inputs: Problem, intercept: bool) -> Tensor:
         (key, centre), (value, mean) = centred(key, weight), centred(value, weight)
         query = query - centre
     rhs = value.mT @ (key if weight is None else weight.unsqueeze(-1) * key)  # V'WK (..., k, d)
-    points = Problem.of_points(
-        rhs.expand(*lead, *rhs.shape[-2:]).reshape(-1, *rhs.shape[-2:]),
-        around.expand(*lead, n, d).reshape(-1, n, d),
-        None if weight is None else weight.expand(*lead, n).reshape(-1, n),
-        alpha.expand(lead).reshape(-1),
-        None if gain is None else gain.expand(lead).reshape(-1),
-    )
+    rows, around = flat(rhs, lead, *rhs.shape[-2:]), flat(around, lead, n, d)
+    points = Problem.of_points(rows, around, flat(weight, lead, n), flat(alpha, lead), flat(gain, lead))
     w = transform_points(points, "auto")[0]
     return query @ w.reshape(*lead, *rhs.shape[-2:]).mT + mean
-
-
-def predict_each(
-    part: Problem, covariance: Covariance, intercept: bool, solver: str, scale: float
-) -> tuple[Tensor, Report]:
-    """The same for a flat batch of problems of one query each."""
-    out, report = predict_shared(part.expanded(), covariance, intercept, solver, scale)
-    return out.to(part.query.dtype), report
 
 
 def transform(inputs: Problem, covariance: Covariance, intercept: bool, solver: str) -> tuple[Tensor, Report]:

@@ -11,11 +11,10 @@ from torch import Tensor
 from intention import _checks as checks
 from intention._call import masks_and_weights as masks
 from intention._call.arguments import context_lead, flatten
-from intention.solve.causal.chunks import Tokens
 from intention.solve.causal.each_query import CHUNK, Solve, each_query, starts, triangle
 from intention.solve.causal.sequence import causal
 from intention.solve.ladder import Report
-from intention.solve.problem import Problem
+from intention.solve.problem import Problem, Tokens
 
 TOKENS = 64  # in a chunk of causal linear attention
 

@@ -154,15 +154,13 @@ class ByPoints:
         out = self.inner.cross(query) @ self.coef
         return out if self.mean_value is None else out + self.mean_value
 
-    def _seen(self, cross: Tensor) -> Tensor:
-        return cross if self.labels is None else deviations(cross.mT, self.labels, self.weight).mT
-
     def spread(self, query: Tensor) -> Tensor:
         """alpha r Sigma^-1 r' = min over y of |r - X'y|^2 + alpha/c |y / w^1/2|^2.
 
         The minimum, y = c A X r', is a sum of squares: errors of y enter squared, where r r' - r X'y would cancel.
         """
-        x = self._seen(self.inner.cross(query))
+        x = self.inner.cross(query)
+        x = x if self.labels is None else deviations(x.mT, self.labels, self.weight).mT
         y = x @ self.solution.inverse
         alpha, gain = self.rule.alpha[..., None, None], self.rule.gain
         if gain is not None:

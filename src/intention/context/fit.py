@@ -109,8 +109,27 @@ def _space(
     generator: torch.Generator | None,
 ) -> tuple[BoundKernel | None, Features | Callable[[Tensor], Tensor] | None]:
     """The kernel or the feature map of a fit, bound to its keys."""
-    if features is not None:
-        return None, _features(features, kernel, key, weight, landmarks, choose, generator)
+    if features is None:
+        _check_kernel(covariance, keep_points, landmarks)
+        assert kernel is not None
+        return bind_kernel(kernel, key, weight), None
+    if not isinstance(features, str):
+        if not callable(features):
+            raise TypeError(f"features must be 'nystroem', 'fourier' or a callable, got {type(features).__name__}")
+        if kernel is not None or landmarks is not None:
+            raise ValueError("features that are a callable stand alone; leave kernel and landmarks out")
+        return None, features  # pyright: ignore[reportReturnType] - called with a tensor
+    checks.choice("features", features, ("nystroem", "fourier"))
+    if kernel is None or landmarks is None:
+        raise ValueError(f"features={features!r} needs a kernel and landmarks=m, the number of features")
+    bound = bind_kernel(kernel, key, weight)
+    wide = key if isinstance(bound.kernel, Custom) else key.double()
+    if features == "fourier":
+        return None, fourier(bound, wide, landmarks, generator, weight)
+    return None, nystroem(bound, wide, landmarks, weight, choose, generator)
+
+
+def _check_kernel(covariance: Covariance, keep_points: bool, landmarks: int | None) -> None:
     if landmarks is not None:
         raise ValueError(f"landmarks={landmarks} belongs to features='nystroem' or 'fourier', got features=None")
     if callable(covariance):
@@ -122,8 +141,6 @@ def _space(
         raise ValueError(
             "a kernel fit is made of its points, so keep_points=False cannot be; use features='nystroem' with landmarks"
         )
-    assert kernel is not None
-    return bind_kernel(kernel, key, weight), None
 
 
 def _regularisation(alpha: float | Tensor | str | list | tuple | None, context: Context) -> Tensor:
@@ -145,28 +162,3 @@ def bind_kernel(kernel: AnyKernel, key: Tensor, weight: Tensor | None) -> BoundK
         return kernel
     chosen = as_kernel(kernel)
     return chosen.bind(key if isinstance(chosen, Custom) else key.double(), weight)
-
-
-def _features(
-    features: str | Callable[[Tensor], Tensor],
-    kernel: AnyKernel | None,
-    key: Tensor,
-    weight: Tensor | None,
-    landmarks: int | None,
-    choose: str,
-    generator: torch.Generator | None,
-) -> Features | Callable[[Tensor], Tensor]:
-    if not isinstance(features, str):
-        if not callable(features):
-            raise TypeError(f"features must be 'nystroem', 'fourier' or a callable, got {type(features).__name__}")
-        if kernel is not None or landmarks is not None:
-            raise ValueError("features that are a callable stand alone; leave kernel and landmarks out")
-        return features  # pyright: ignore[reportReturnType] - called with a tensor
-    checks.choice("features", features, ("nystroem", "fourier"))
-    if kernel is None or landmarks is None:
-        raise ValueError(f"features={features!r} needs a kernel and landmarks=m, the number of features")
-    bound = bind_kernel(kernel, key, weight)
-    wide = key if isinstance(bound.kernel, Custom) else key.double()
-    if features == "fourier":
-        return fourier(bound, wide, landmarks, generator, weight)
-    return nystroem(bound, wide, landmarks, weight, choose, generator)

@@ -26,6 +26,7 @@ from intention._covariance import ON_KEYS, Covariance, gain_of
 from intention.context.by_features import ByFeatures
 from intention.context.by_points import ByPoints
 from intention.context.solved import Solved
+from intention.solve.operator import flat
 from intention.solve.torch_state import eager
 
 HELD = 1 << 22  # entries of copied keys, or of the matrices made of them, held at once
@@ -80,14 +81,18 @@ def _by_points(system: ByPoints) -> tuple[Tensor, Tensor]:
     plain = residuals(hat, system.inner.gram @ system.coef, target, weight, count, gain)
     exact = system.coef / torch.where(there & (own != 0), own, 1.0)[..., None]
     if gain is not None:
-        # that is the error of the ridge with alpha / c, whose fit around the mean is c times this one's
-        c = torch.where(gain > 0.01, gain, 1.0)[..., None, None]
-        exact = (exact - (1 - c) * target * stretch(weight, count, target)) / c
+        exact = _of_gain(exact, torch.where(gain > 0.01, gain, 1.0), target, weight, count)
     risky = system.solution.singular[..., None] | torch.zeros_like(system.inner.share, dtype=torch.bool)
     if count is not None:  # a point with nearly all the weight is nearly the mean
         alone = own.detach() < 1e-6 * system.solution.inverse.detach().diagonal(0, -2, -1)
         risky = risky | _lonely(weight, count) | (there & alone)
     return torch.where(usable[..., None], exact, plain), risky
+
+
+def _of_gain(error: Tensor, gain: Tensor, target: Tensor, weight: Tensor | None, count: Tensor | None) -> Tensor:
+    """e from a_i / A_ii, the error of the ridge with alpha / c, whose fit around the mean is c times this one's."""
+    c = gain[..., None, None]
+    return (error - (1 - c) * target * stretch(weight, count, target)) / c
 
 
 def residuals(
@@ -122,14 +127,10 @@ def _refit(fit: Solved, out: Tensor, risky: Tensor) -> Tensor:
     if fit.features is not None:
         key = fit.wide[0]  # features belong to leading dimensions that are flattened here
     lead, n = checks.leading(fit=out.shape[:-2], alpha=fit.alpha.shape), key.shape[-2]
-
-    def flat(x: Tensor, *own: int) -> Tensor:
-        return x.expand((*lead, *own)).reshape(-1, *own)
-
-    key, value, out = (flat(x, *x.shape[-2:]) for x in (key, value, out))
-    weight = flat(torch.ones_like(key[0, :, 0]) if weight is None else weight, n)
-    alpha = flat(fit.alpha)
-    element, point = flat(risky, n).nonzero(as_tuple=True)
+    key, value, out = (flat(x, lead, *x.shape[-2:]) for x in (key, value, out))
+    weight = flat(torch.ones_like(key[0, :, 0]) if weight is None else weight, lead, n)
+    alpha = flat(fit.alpha, lead)
+    element, point = flat(risky, lead, n).nonzero(as_tuple=True)
     errors = []
     step = max(1, HELD // (n * max(n, key.shape[-1])))
     for start in range(0, len(element), step):
@@ -225,7 +226,12 @@ def _grid_errors(
         part = fit.rows @ (powers[..., j, :, None] * fit.rhs)
         gain = None if gains is None else gains[..., j]
         if fit.by_points:
-            error = _errors_by_points(fit, hats[..., j], part, alphas[..., j], gain, weight, count)
+            own = hats[..., j]  # w^1/2 e from the diagonal of the inverse and its product with the target
+            if fit.lift is not None and fit.share is not None:
+                own = own - fit.share / (alphas[..., j] + (fit.lift if gain is None else gain * fit.lift))[..., None]
+            error = part / own[..., None]
+            error = error if gain is None else _of_gain(error, gain, fit.target, weight, count)
+            error = error if weight is None else torch.where(weight[..., None] > 0, error, 0.0)
             whole = (sigma > floor)[..., j, :].all(-1)  # of a pseudo-inverse the formula does not hold
             error = torch.where(whole[..., None, None], error, torch.nan)
         else:
@@ -235,23 +241,3 @@ def _grid_errors(
             error = torch.where(known[..., None], error, torch.nan)
         errors.append(error.square().sum((-2, -1)))
     return torch.stack(torch.broadcast_tensors(*errors), -1)
-
-
-def _errors_by_points(
-    fit: Spectral,
-    own: Tensor,
-    coef: Tensor,
-    alpha: Tensor,
-    gain: Tensor | None,
-    weight: Tensor | None,
-    count: Tensor | None,
-) -> Tensor:
-    """w^1/2 e from the diagonal of the inverse and its product with the target."""
-    if fit.lift is not None and fit.share is not None:
-        lifted = fit.lift if gain is None else gain * fit.lift
-        own = own - fit.share / (alpha + lifted)[..., None]
-    error = coef / own[..., None]
-    if gain is not None:
-        c = gain[..., None, None]
-        error = (error - (1 - c) * fit.target * stretch(weight, count, fit.target)) / c
-    return error if weight is None else torch.where(weight[..., None] > 0, error, 0.0)

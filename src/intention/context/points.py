@@ -7,7 +7,6 @@ points lie from 0.
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from intention import _checks as checks
 from intention.solve.centring import EPS, FLAT, centred, value_zero
+from intention.solve.operator import flat
 from intention.solve.torch_state import eager, gradient_free
 
 PointSet = tuple[Tensor, Tensor, Tensor | None]  # key, value, weight
@@ -199,7 +199,8 @@ def split(points: PointSet, gone: PointSet) -> tuple[PointSet, PointSet]:
     left = free.to(torch.uint8).argsort(dim=-1, descending=True, stable=True)[:, : n - m].reshape(*lead, n - m)
     out = torch.cat(taken, -1).reshape(*lead, m) if taken else left[..., :0]
     key, value, weight = points
-    whole = key.expand(*lead, *key.shape[-2:]), value.expand(*lead, *value.shape[-2:]), _spread(weight, lead)
+    weight = None if weight is None else weight.expand(*lead, n)
+    whole = key.expand(*lead, *key.shape[-2:]), value.expand(*lead, *value.shape[-2:]), weight
     return _take(whole, left), _take(whole, out)
 
 
@@ -207,7 +208,7 @@ def _rows(points: PointSet, lead: tuple[int, ...], with_weight: bool) -> list[Te
     """Keys, values and (as a column, 1 where there are none) weights, each (B, N, columns)."""
     key, value, _ = points
     parts = [key, value] + ([_mass(points).unsqueeze(-1)] if with_weight else [])
-    return [x.detach().expand(*lead, *x.shape[-2:]).reshape(math.prod(lead), *x.shape[-2:]) for x in parts]
+    return [flat(x.detach(), lead, *x.shape[-2:]) for x in parts]
 
 
 def _equal_rows(old: list[Tensor], new: list[Tensor]) -> Tensor:
@@ -226,10 +227,6 @@ def _equal_rows(old: list[Tensor], new: list[Tensor]) -> Tensor:
     equal = [(x[batch, at] == y[batch, row]).all(-1) for x, y in zip(old, new, strict=True)]
     same[batch, row, at] = torch.stack(equal).all(0)
     return same
-
-
-def _spread(weight: Tensor | None, lead: tuple[int, ...]) -> Tensor | None:
-    return None if weight is None else weight.expand(*lead, weight.shape[-1])
 
 
 def _take(points: PointSet, at: Tensor) -> PointSet:

@@ -18,7 +18,6 @@ from intention.context.by_points import ByPoints, Inner
 from intention.context.fit import bind_kernel, fit
 from intention.context.points import Sums
 from intention.discriminant.labels import (
-    all_regular,
     balanced,
     check_ddof,
     labelled,
@@ -187,7 +186,8 @@ def qda(
     alpha, shrinkage = (x[..., None] if isinstance(x, Tensor) else x for x in (alpha, shrinkage))  # beside classes
     labels = torch.ones_like(wide[..., :1])
     rule = rule_of(None if kernel is not None else mean_square(wide, labels, own), alpha, shrinkage, key.device)
-    if kernel is not None or (n < d and all_regular(rule)):
+    # the N x N form exists where every problem is regularised: shrinkage of an S that is 0 adds nothing
+    if kernel is not None or (n < d and (not eager() or bool((rule.alpha > 0).all()))):
         system: ByFeatures | ByPoints = ByPoints(
             Inner(wide, own, True, kernel), wide[..., :0], own, rule._replace(covariance="ridge")
         )

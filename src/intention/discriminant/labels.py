@@ -84,11 +84,6 @@ def check_ddof(ddof: float, sizes: Tensor) -> None:
         )
 
 
-def all_regular(rule: Rule) -> bool:
-    """Whether every problem is regularised, so that the N x N form exists: shrinkage of an S that is 0 adds nothing."""
-    return not eager() or bool((rule.alpha > 0).all())
-
-
 def threshold_of(threshold: float | Tensor | None, classes: int, device: torch.device) -> Tensor | None:
     if threshold is None:
         return None

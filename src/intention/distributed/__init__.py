@@ -84,7 +84,7 @@ def intention(
         AccuracyWarning: the estimated relative error is above 1e-3.
     """
 
-    def read() -> Local:
+    def read() -> Read:
         checks.scale(scale)
         _, lead = check_call(query, key, value, attn_mask, False)
         _check(key, value, weight, covariance)
@@ -123,7 +123,7 @@ def fit(
     `remove` change the context of this rank alone.
     """
 
-    def read() -> Local:
+    def read() -> Read:
         lead = checks.fitted_points(key, value, weight)
         _check(key, value, weight, covariance)
         return _local(*_counted(key, value, None, weight, covariance), _alpha(alpha, covariance, key, lead))
@@ -132,20 +132,18 @@ def fit(
 
 
 class Local(NamedTuple):
-    """What a rank brings: its sums, and what all ranks must agree on."""
+    """What a rank brings."""
 
     moments: Moments
     alpha: Tensor  # (...) float64
     dtype: torch.dtype
-    text: str
 
-    @property
-    def wants_gradient(self) -> bool:
-        return any(x.requires_grad for x in self.moments)
+
+Read = tuple[Local, str, bool]  # with what all ranks must have the same, and whether a gradient is wanted
 
 
 def _fit(
-    read: Callable[[], Local],
+    read: Callable[[], Read],
     key: object,
     intercept: bool,
     covariance: Covariance,
@@ -212,10 +210,11 @@ def _alpha(alpha: float | Tensor | None, covariance: Covariance, key: Tensor, le
     return wide_alpha(alpha, covariance, key.device, lead)
 
 
-def _local(key: Tensor, value: Tensor, weight: Tensor | None, alpha: Tensor) -> Local:
+def _local(key: Tensor, value: Tensor, weight: Tensor | None, alpha: Tensor) -> Read:
     dtype, moments = torch.promote_types(key.dtype, value.dtype), moments_of(key, value, weight)
     d, k = moments.cross.shape[-2:]
     seen = (*moments.scatter.shape[:-2], "N", d), (*moments.cross.shape[:-2], "N", k)
     names = ["(" + ", ".join(map(str, shape)) + ")" for shape in seen]
     rest = f"alpha {alpha.detach().tolist()}" + ("" if torch.is_grad_enabled() else ", no_grad")
-    return Local(moments, alpha, dtype, f"key {names[0]} {key.dtype}, value {names[1]} {value.dtype}, {rest}")
+    text = f"key {names[0]} {key.dtype}, value {names[1]} {value.dtype}, {rest}"
+    return Local(moments, alpha, dtype), text, any(x.requires_grad for x in moments)

@@ -43,11 +43,11 @@ def moments_of(key: Tensor, value: Tensor, weight: Tensor | None) -> Moments:
     weights = [None] * len(splits[0]) if weight is None else weight.split(rows, -1)
     chunks = list(zip(*splits, weights, strict=True))
     with torch.no_grad():
-        total, sum_key, sum_value = _added(_sums(_weighed(*chunk, 0.0, 0.0)) for chunk in chunks)
+        total, sum_key, sum_value = _added(_sums(*chunk, 0.0, 0.0, products=False) for chunk in chunks)
         size = torch.where(total > 0, total, 1.0)[..., None]
         c, e = (sum_key / size).expand(*lead, d), (sum_value / size).expand(*whole, k)
     around = c.unsqueeze(-2), e.unsqueeze(-2)
-    total, sum_key, sum_value, scatter, cross = _added(_products(_weighed(*chunk, *around)) for chunk in chunks)
+    total, sum_key, sum_value, scatter, cross = _added(_sums(*chunk, *around, products=True) for chunk in chunks)
     return Moments(
         c,
         e,
@@ -59,32 +59,17 @@ def moments_of(key: Tensor, value: Tensor, weight: Tensor | None) -> Moments:
     )
 
 
-class Weighed(NamedTuple):
-    """Points of a chunk minus (c, e), in float64, as they are and times their weights."""
-
-    total: Tensor  # (...)
-    key: Tensor  # (..., n, d)
-    weighed_key: Tensor
-    value: Tensor  # (..., n, k)
-    weighed_value: Tensor
-
-
-def _weighed(key: Tensor, value: Tensor, weight: Tensor | None, c: Tensor | float, e: Tensor | float) -> Weighed:
+def _sums(
+    key: Tensor, value: Tensor, weight: Tensor | None, c: Tensor | float, e: Tensor | float, products: bool
+) -> list[Tensor]:
+    """In float64: sum w, sum w (k - c), sum w (v - e); with `products` sum w (k - c)(k - c)' and w (k - c)(v - e)'."""
     key, value = key.double() - c, value.double() - e
-    if weight is None:
-        return Weighed(key.new_full((), key.shape[-2]), key, key, value, value)
-    weight = weight.double()
-    return Weighed(weight.sum(-1), key, weight[..., None] * key, value, weight[..., None] * value)
-
-
-def _sums(x: Weighed) -> list[Tensor]:
-    """sum w, sum w (k - c), sum w (v - e)"""
-    return [x.total, x.weighed_key.sum(-2), x.weighed_value.sum(-2)]
-
-
-def _products(x: Weighed) -> list[Tensor]:
-    """The same, sum w (k - c)(k - c)' and sum w (k - c)(v - e)'"""
-    return [*_sums(x), x.weighed_key.mT @ x.key, x.weighed_key.mT @ x.value]
+    total, weighed, values = key.new_full((), key.shape[-2]), key, value
+    if weight is not None:
+        weight = weight.double()
+        total, weighed, values = weight.sum(-1), weight[..., None] * key, weight[..., None] * value
+    sums = [total, weighed.sum(-2), values.sum(-2)]
+    return [*sums, weighed.mT @ key, weighed.mT @ value] if products else sums
 
 
 def _added(rows: Iterable[list[Tensor]]) -> list[Tensor]:

@@ -15,20 +15,10 @@ from intention.solve.torch_state import Ctx, gradient_free
 TEXT = 512  # bytes in which a rank says what it was called with, sent only when ranks differ
 
 
-class Told(Protocol):
-    """What a rank brings."""
-
-    @property
-    def text(self) -> str: ...  # what all ranks must have the same
-
-    @property
-    def wants_gradient(self) -> bool: ...
+Brought = TypeVar("Brought")
 
 
-Brought = TypeVar("Brought", bound=Told)
-
-
-class Kept(Ctx, Protocol):
+class KeptGroup(Ctx, Protocol):
     group: dist.ProcessGroup
     forth: float
     back: float
@@ -47,11 +37,11 @@ class SumOverRanks(torch.autograd.Function):
         return _all_reduce(x.clone(memory_format=torch.contiguous_format), group) * forth
 
     @staticmethod
-    def setup_context(ctx: Kept, inputs: tuple[Tensor, dist.ProcessGroup, float, float], output: Tensor) -> None:
+    def setup_context(ctx: KeptGroup, inputs: tuple[Tensor, dist.ProcessGroup, float, float], output: Tensor) -> None:
         _, ctx.group, ctx.forth, ctx.back = inputs
 
     @staticmethod
-    def backward(ctx: Kept, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: KeptGroup, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         return SumOverRanks.apply(grads[0], ctx.group, ctx.back, ctx.forth), None, None, None
 
 
@@ -68,17 +58,19 @@ def _all_reduce(x: Tensor, group: dist.ProcessGroup, op: dist.ReduceOp.RedOpType
 
 
 def agree(
-    read: Callable[[], Brought], options: str, group: dist.ProcessGroup, device: torch.device
+    read: Callable[[], tuple[Brought, str, bool]], options: str, group: dist.ProcessGroup, device: torch.device
 ) -> tuple[Brought, bool]:
-    """What `read` gives, and whether any rank wants a gradient; or an error, on all ranks instead of on some."""
-    local, error = None, None
+    """What `read` gives, and whether any rank wants a gradient; or an error, on all ranks instead of on some.
+
+    `read`: (what this rank brings, what all must have the same, whether it wants a gradient).
+    """
+    local, error, wanted = None, None, False
     try:
-        local = read()
-        text = f"{local.text}, {options}"
+        local, same, wanted = read()
+        text = f"{same}, {options}"
     except Exception as caught:  # whatever it is, the other ranks are waiting
         text, error = f"{type(caught).__name__}: {caught}", caught
     mark = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
-    wanted = local is not None and local.wants_gradient
     told = torch.tensor([mark, -mark, error is not None, wanted], dtype=torch.int64, device=device)
     high, low, failed, wanted = _all_reduce(told, group, dist.ReduceOp.MAX).tolist()
     if failed or high != -low:

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from intention import _checks as checks
-from intention.integrations.layouts import last_columns
 from intention.nn.causal_layers import FEEDFORWARDS, NORMS, GatedLayer, gated_layers, make_norm
 from intention.nn.convolution import ShortConvolution
 from intention.nn.gated import ForgetGate, GatedIntention, GatedState, Projection
 from intention.nn.gated_mixers import RULES
+from intention.sequences.ragged import last_columns
 
 try:
     from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, GenerationMixin, PreTrainedModel
@@ -30,6 +30,9 @@ except ImportError as error:
     ) from error
 
 __all__ = ["IntentionCache", "IntentionConfig", "IntentionForCausalLM", "IntentionModel"]
+
+# arguments of `GatedIntention` that have the same name here
+PARTS = "head_dim value_dim taps convolved silu unit beta gamma alpha alpha_per gate output_norm rotary".split()  # noqa: SIM905 - names as one line
 
 
 class IntentionConfig(PreTrainedConfig):
@@ -89,19 +92,7 @@ class IntentionConfig(PreTrainedConfig):
         super().__post_init__(**kwargs)
 
     def make_layers(self) -> list[GatedLayer]:
-        parts = (
-            "taps",
-            "convolved",
-            "silu",
-            "unit",
-            "beta",
-            "gamma",
-            "alpha",
-            "alpha_per",
-            "gate",
-            "output_norm",
-            "rotary",
-        )
+        options = {name: getattr(self, name) for name in PARTS}
         return gated_layers(
             self.hidden_size,
             self.num_attention_heads,
@@ -112,12 +103,7 @@ class IntentionConfig(PreTrainedConfig):
             attention_every=self.attention_every,
             norm=self.layer_norm,
             feedforward=self.feedforward,
-            options={
-                **{name: getattr(self, name) for name in parts},
-                "head_dim": self.head_dim,
-                "kv_heads": self.num_key_value_heads,
-                "value_dim": self.value_dim,
-            },
+            options={"kv_heads": self.num_key_value_heads, **options},
         )
 
 

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from intention import _checks as checks
-from intention.integrations.layouts import last_columns
 from intention.nn import GatedIntention, GatedState
-from intention.sequences.ragged import States, in_groups
+from intention.sequences.ragged import States, in_groups, last_columns
 from intention.sequences.state import CausalState
 
 __all__ = ["LayerStates", "MesaIntention", "chunk_mesa_net"]

@@ -171,7 +171,7 @@ def _log_weights(mask: Tensor) -> Tensor:
     return mask.masked_fill(mask <= torch.finfo(mask.dtype).min, -torch.inf)
 
 
-class Known(NamedTuple):
+class Meaning(NamedTuple):
     """What a mask of ours says, beside the float that models may add to scores: mask and flag of functional."""
 
     seen: Tensor | None  # bool; with `is_causal` (B, 1, 1, S), or None where there is no padding
@@ -231,7 +231,7 @@ def _mask(
         if mask_function is causal_mask_function or no_window:
             seen = None if attention_mask is None else _padding(attention_mask, kv_length)
             is_causal = True
-    out.intention_mask = Known(seen, is_causal, _version(out))  # pyright: ignore[reportAttributeAccessIssue]
+    out.intention_mask = Meaning(seen, is_causal, _version(out))  # pyright: ignore[reportAttributeAccessIssue]
     return out
 
 

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from intention import _checks as checks
+from intention._buffers import KeepsPrecision
 from intention._call import masks_and_weights as masks
 from intention._call.masks_and_weights import Counted
 from intention._covariance import Covariance, default_alpha, gain_of, largest_alpha
+from intention._distances import wide
 from intention.nn.embed import mlp
 from intention.nn.scaling import Scale
 
@@ -117,34 +119,28 @@ class ContextAlpha(nn.Module):
 
 def mean_of_points(x: Tensor, weight: Tensor | None) -> Tensor:
     """(..., M or 1, f): means of the rows of x (..., N, f), counted as weight (..., M or 1, N) says; of none 0."""
-    dtype, wide = x.dtype, torch.float64 if x.dtype == torch.float64 else torch.float32
+    dtype, x = x.dtype, wide(x)
     if weight is None:
-        return (x.to(wide).sum(-2, keepdim=True) / max(x.shape[-2], 1)).to(dtype)
-    weight = weight.to(wide)
+        return (x.sum(-2, keepdim=True) / max(x.shape[-2], 1)).to(dtype)
+    weight = weight.to(x.dtype)
     total = weight.sum(-1, keepdim=True)
-    return ((weight / torch.where(total > 0, total, 1.0)) @ x.to(wide)).to(dtype)
+    return ((weight / torch.where(total > 0, total, 1.0)) @ x).to(dtype)
 
 
-class HoldsAlpha(nn.Module):
-    """A module with an alpha that was given by `hold_alpha`."""
+class HoldsAlpha(KeepsPrecision):
+    """A module with an alpha that was given by `hold_alpha`; in bfloat16 a fixed 0.999 were 1, in float16 1e5 inf."""
 
     alpha: Any  # an `Alpha`: which of them, who made the module knows
     covariance: Covariance
     given_alpha: Tensor | None = None  # a fixed one that is a tensor, as it came: on meta the buffer has no value
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """A fixed alpha moves with the module but keeps its precision: in bfloat16 0.999 is 1, in float16 1e5 infinite.
-
-        It is not in the state_dict, so it must also survive the way over meta.
-        """
+        """A fixed alpha is not in the state_dict, so it must survive the way over meta."""
         before = self._buffers.get("alpha")
         super()._apply(fn, recurse)
         after = self._buffers.get("alpha")
-        if before is not None and after is not None and not after.is_meta:
-            if before.is_meta and self.given_alpha is not None:
-                self._buffers["alpha"] = self.given_alpha.to(after.device)
-            elif after.dtype in (torch.float16, torch.bfloat16):
-                self._buffers["alpha"] = before.to(after.device)
+        if before is not None and before.is_meta and after is not None and not after.is_meta:
+            self._buffers["alpha"] = after if self.given_alpha is None else self.given_alpha.to(after.device)
         return self
 
 
@@ -228,6 +224,6 @@ def _theta(start: float | Tensor | None, covariance: Covariance) -> Tensor:
 
 
 def _positive(theta: Tensor, convex: bool) -> Tensor:
-    theta = theta.float() if theta.dtype in (torch.float16, torch.bfloat16) else theta
+    theta = wide(theta)
     # inside what float32 can tell from 0, 1 and infinity
     return torch.sigmoid(theta.clamp(-15, 15)) if convex else theta.clamp(-80, 80).exp()

@@ -117,27 +117,18 @@ def generation(tokens: Tensor, count: int, temperature: float, top_k: int | None
         )
 
 
-def gated_sizes(
-    d_model: object,
-    heads: object,
-    head_dim: object,
-    kv_heads: object,
-    value_dim: object,
-    taps: object,
-    convolved: object,
-    alpha: float,
-) -> None:
+def gated_sizes(sizes: dict[str, int | None], taps: object, convolved: object, alpha: float) -> None:
     """Sizes of a gated layer."""
-    known = {"d_model": d_model, "heads": heads, "head_dim": head_dim, "kv_heads": kv_heads, "value_dim": value_dim}
-    for name, got in known.items():
+    for name, got in sizes.items():
         may_miss = name not in ("d_model", "heads")
         if not (got is None and may_miss) and (isinstance(got, bool) or not isinstance(got, Integral) or got < 1):
             raise ValueError(f"{name} must be an integer >= 1{' or None' if may_miss else ''}, got {got!r}")
-    assert isinstance(d_model, int)
-    assert isinstance(heads, int)
+    d_model, heads, head_dim, kv_heads, _ = sizes.values()
+    assert d_model is not None
+    assert heads is not None
     if head_dim is None and d_model % heads:
         raise ValueError(f"d_model must be a multiple of heads, got {d_model} and {heads}; or give head_dim")
-    if isinstance(kv_heads, int) and heads % kv_heads:
+    if kv_heads is not None and heads % kv_heads:
         raise ValueError(f"heads must be a multiple of kv_heads, which they share, got {heads} and {kv_heads}")
     if isinstance(taps, bool) or not isinstance(taps, Integral) or taps < 0 or taps == 1:
         raise ValueError(f"taps must be an integer >= 2, or 0 for no convolution, got {taps!r}")
@@ -183,7 +174,3 @@ def gated_input(x: Tensor, d_model: int, mask: Tensor | None, cu_seqlens: Tensor
         raise ValueError(
             f"the state is of {seen.shape[0]} sequences, got {sequences}; use state.reorder to choose some"
         )
-
-
-def ends(cu_seqlens: Tensor, n: int) -> list[int]:
-    return checks.cu_seqlens(cu_seqlens, n)

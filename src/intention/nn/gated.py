@@ -11,6 +11,8 @@ import torch.nn.functional as TF
 from torch import Tensor, nn
 
 from intention._checks import alpha_number, choice
+from intention._checks import cu_seqlens as ends_of
+from intention._distances import wide
 from intention.nn import checks
 from intention.nn.convolution import ShortConvolution
 from intention.nn.gated_mixers import RULES, Gated, Memory
@@ -129,7 +131,8 @@ class GatedIntention(nn.Module):
         choice("mixer", mixer, tuple(RULES))
         choice("alpha_per", alpha_per, ("channel", "head"))
         alpha_number(alpha)
-        checks.gated_sizes(d_model, heads, head_dim, kv_heads, value_dim, taps, convolved, alpha)
+        sizes = {"d_model": d_model, "heads": heads, "head_dim": head_dim, "kv_heads": kv_heads, "value_dim": value_dim}
+        checks.gated_sizes(sizes, taps, convolved, alpha)
         rule = RULES[mixer]
         beta, gamma = checks.gates(mixer, beta, rule.beta, gamma, rule.gamma)
         head_dim = d_model // heads if head_dim is None else head_dim
@@ -199,7 +202,7 @@ class GatedIntention(nn.Module):
             nothing = x.new_zeros(len(x) if cu_seqlens is None else len(cu_seqlens) - 1, 1, self.d_model)
             return x, self._advance(nothing, nothing.new_zeros(len(nothing), dtype=torch.int64), state, need_state)[1]
         if cu_seqlens is not None:
-            return self._packed(x, checks.ends(cu_seqlens, x.shape[1]), state, need_state)
+            return self._packed(x, ends_of(cu_seqlens, x.shape[1]), state, need_state)
         if attention_mask is None:
             return self._advance(x, None, state, need_state)
         compact = Compact.of(attention_mask.to(torch.bool))
@@ -247,8 +250,8 @@ class GatedIntention(nn.Module):
             there = (torch.arange(n, device=x.device) < length.unsqueeze(1)).view(batch, 1, 1, n)
             k = k.masked_fill(~there.squeeze(1).unsqueeze(-1), 0.0)  # adds nothing, whatever its weight
             decay = None if decay is None else torch.where(there, decay, 1.0)
-        alpha = None if self.log_alpha is None else _wide(self.log_alpha).exp().unsqueeze(1)
-        scale = None if self.log_scale is None else _wide(self.log_scale).exp().view(self.kv_heads, -1, 1, 1)
+        alpha = None if self.log_alpha is None else wide(self.log_alpha).exp().unsqueeze(1)
+        scale = None if self.log_scale is None else wide(self.log_scale).exp().view(self.kv_heads, -1, 1, 1)
         q, k, v = q.unflatten(1, (self.kv_heads, -1)), k.unsqueeze(2), v.unsqueeze(2)
         tokens = Gated(q, k, v, weight, decay, seen, alpha, scale, need_state)
         mixed, memory = self._mix(tokens, None if state is None else state.memory)
@@ -283,7 +286,7 @@ class GatedIntention(nn.Module):
         def opened(linear: nn.Linear | None) -> Tensor | None:
             if linear is None:
                 return None
-            logit = _wide(TF.linear(x, linear.weight)) + _wide(linear.bias)
+            logit = wide(TF.linear(x, linear.weight)) + wide(linear.bias)
             return torch.sigmoid(logit).transpose(1, 2).unsqueeze(2)
 
         return opened(self.beta_proj), opened(self.gamma_proj)
@@ -295,11 +298,7 @@ class GatedIntention(nn.Module):
         return self.out_proj(mixed if self.gate_proj is None else mixed * torch.sigmoid(self.gate_proj(x)))
 
 
-def _wide(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
 def _unit(x: Tensor) -> Tensor:
     """Vectors of length 1, without steep slopes near 0."""
-    x = _wide(x)
+    x = wide(x)
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)

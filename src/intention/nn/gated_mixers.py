@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as TF
 from torch import Tensor
 
+from intention._call.masks_and_weights import triangle
 from intention.nn.scaling import scale_queries
 from intention.sequences import ragged
 from intention.sequences.recurrent import delta_stream, linear_stream
@@ -75,7 +76,7 @@ def attention(tokens: Gated, memory: Memory | None) -> tuple[Tensor, Memory | No
     keys, values = ragged.appended(keys, key, seen), ragged.appended(values, value, seen)
     shown = None
     if memory is not None or gated:
-        shown = ragged.visible(key.shape[-2], keys.shape[-2], key.device, seen)
+        shown = triangle(key.shape[-2], keys.shape[-2], key.device, seen)
     if gated:
         bias, *rest = _log_weights(tokens, rest, dtype)
         shown = bias.masked_fill(~shown.unsqueeze(1), -torch.inf)  # pyright: ignore[reportOptionalMemberAccess]
@@ -127,7 +128,7 @@ def ridge_of_one(tokens: Gated) -> tuple[Tensor, Tensor, float]:
     return tokens.query.to(wide) / root, tokens.key.to(wide) / root, 1.0
 
 
-class Rule(NamedTuple):
+class Parts(NamedTuple):
     """A mixer and the parts that it has if nothing else is said; None is a part that it cannot have."""
 
     mix: Callable[[Gated, Memory | None], tuple[Tensor, Memory | None]]
@@ -139,10 +140,10 @@ class Rule(NamedTuple):
 
 
 RULES = {
-    "intention": Rule(intention, True, True, False, True, False),
-    "sigma_intention": Rule(sigma_intention, None, None, False, True, True),
-    "attention": Rule(attention, False, False, False, False, True),
-    "linear_attention": Rule(linear_attention, True, True, True, False, False),  # sums grow, a norm holds them
-    "delta": Rule(delta, True, None, False, False, False),
-    "gated_delta": Rule(delta, True, True, False, False, False),
+    "intention": Parts(intention, True, True, False, True, False),
+    "sigma_intention": Parts(sigma_intention, None, None, False, True, True),
+    "attention": Parts(attention, False, False, False, False, True),
+    "linear_attention": Parts(linear_attention, True, True, True, False, False),  # sums grow, a norm holds them
+    "delta": Parts(delta, True, None, False, False, False),
+    "gated_delta": Parts(delta, True, True, False, False, False),
 }

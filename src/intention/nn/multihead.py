@@ -166,15 +166,12 @@ class Multihead(nn.MultiheadAttention):
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values (batch, points, embed_dim); add_bias_kv and add_zero_attn give extra points."""
         bias = self.in_proj_bias
-        if self.in_proj_weight is not None and query is key and key is value:
-            q, k, v = TF.linear(query, self.in_proj_weight, bias).chunk(3, -1)
+        if self.in_proj_weight is not None:
+            w_q, w_k, w_v = self.in_proj_weight.chunk(3)
         else:
-            if self.in_proj_weight is not None:
-                w_q, w_k, w_v = self.in_proj_weight.chunk(3)
-            else:
-                w_q, w_k, w_v = self.q_proj_weight, self.k_proj_weight, self.v_proj_weight
-            b_q, b_k, b_v = (None, None, None) if bias is None else bias.chunk(3)
-            q, k, v = TF.linear(query, w_q, b_q), TF.linear(key, w_k, b_k), TF.linear(value, w_v, b_v)
+            w_q, w_k, w_v = self.q_proj_weight, self.k_proj_weight, self.v_proj_weight
+        b_q, b_k, b_v = (None, None, None) if bias is None else bias.chunk(3)
+        q, k, v = TF.linear(query, w_q, b_q), TF.linear(key, w_k, b_k), TF.linear(value, w_v, b_v)
         if self.bias_k is not None and self.bias_v is not None:
             k, v = (
                 torch.cat([x, b.to(x.dtype).expand(x.shape[0], 1, -1)], 1)

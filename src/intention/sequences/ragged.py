@@ -105,10 +105,15 @@ def last(x: Tensor, n: int, seen: Tensor | None) -> Tensor:
     return x.gather(-2, _places(x, n, seen))
 
 
-def visible(m: int, n: int, device: torch.device, seen: int | Tensor) -> Tensor:
-    """(m, n), or (batch, 1, m, n): which of n tokens the m ones after `seen` see."""
-    start = seen if isinstance(seen, int) else seen.view(-1, 1, 1, 1)
-    return torch.arange(n, device=device) <= start + torch.arange(m, device=device).unsqueeze(-1)
+def last_columns(mask: Tensor | None, n: int) -> Tensor | None:
+    """Of a padding mask (batch, tokens so far) the columns of the last n tokens; None where all of them are there."""
+    if mask is None:
+        return None
+    if not isinstance(mask, Tensor) or mask.dim() != 2 or mask.shape[1] < n:
+        got = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
+        raise ValueError(f"attention_mask must be (batch, tokens so far), 0 where padding is, got {got} for {n} tokens")
+    mask = mask[:, mask.shape[1] - n :]
+    return None if not torch.compiler.is_compiling() and bool(mask.all()) else mask
 
 
 def _places(x: Tensor, n: int, seen: Tensor) -> Tensor:

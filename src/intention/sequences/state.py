@@ -25,11 +25,11 @@ from intention._call.softmax import scored
 from intention._covariance import default_alpha, gain_of, largest_alpha
 from intention.context import storage
 from intention.sequences import ragged
-from intention.solve.causal.chunks import Tokens
+from intention.solve.causal.each_query import triangle
 from intention.solve.causal.fading import chunks, faded_sums, fading
 from intention.solve.causal.sequence import causal
 from intention.solve.ladder import Report
-from intention.solve.problem import Problem
+from intention.solve.problem import Problem, Tokens
 from intention.solve.torch_state import compiling, gradient_free, look
 
 __all__ = ["CausalState", "causal_intention"]
@@ -269,15 +269,15 @@ def _run(
     values, weights = None if value is None else flat(value, 2), None if weight is None else flat(weight, 1)
     gram = None if state is None else flat(state.gram, 2, SUMS)
     cross = None if state is None or value is None else flat(state.cross, 2, SUMS)
-    tokens = Tokens(flat(query, 2), flat(key, 2), values, weights, regulariser, gain, gram, cross)
-    out, packed = causal(_divided(tokens) if per == "channel" else tokens, fades)
+    tokens = Tokens(flat(query, 2), flat(key, 2), values, weights, regulariser, gain, gram, cross, fades)
+    out, packed = causal(_divided(tokens) if per == "channel" else tokens)
     report = Report(*(x.reshape(lead) for x in packed.unbind(-1)))
     if scale is not None:
         out = out * scale
     out = out.reshape(*lead, *out.shape[1:]).to(dtype)
     if state is None:
         return out, None, report
-    gram, cross = (x.reshape(*lead, *x.shape[1:]) for x in _after(tokens, fades))
+    gram, cross = (x.reshape(*lead, *x.shape[1:]) for x in _after(tokens))
     return out, dataclasses.replace(state, gram=gram, cross=cross), report
 
 
@@ -288,11 +288,11 @@ def _divided(tokens: Tokens) -> Tokens:
     gram = None if tokens.gram is None else tokens.gram / wide / wide.mT
     cross = None if tokens.cross is None else tokens.cross / wide.mT
     one = torch.ones_like(tokens.alpha[:, 0])
-    rest = (tokens.value, tokens.weight, one, tokens.gain, gram, cross)
+    rest = (tokens.value, tokens.weight, one, tokens.gain, gram, cross, tokens.decay)
     return Tokens(tokens.query / root, tokens.key / root, *rest)
 
 
-def _after(tokens: Tokens, decay: Tensor | None) -> tuple[Tensor, Tensor]:
+def _after(tokens: Tokens) -> tuple[Tensor, Tensor]:
     """S and B after the last token."""
     assert tokens.gram is not None
     if not tokens.key.shape[1]:
@@ -301,10 +301,10 @@ def _after(tokens: Tokens, decay: Tensor | None) -> tuple[Tensor, Tensor]:
     counted = key if tokens.weight is None else key * tokens.weight.unsqueeze(-1).to(SUMS)
     both = key if tokens.value is None else torch.cat([key, tokens.value.to(SUMS)], -1)
     total = tokens.gram if tokens.cross is None else torch.cat([tokens.gram, tokens.cross], -1)
-    if decay is None:
+    if tokens.decay is None:
         total = total + counted.mT @ both
     else:
-        fade, counted, both = fading(decay, CHUNK), chunks(counted, CHUNK), chunks(both, CHUNK)
+        fade, counted, both = fading(tokens.decay, CHUNK), chunks(counted, CHUNK), chunks(both, CHUNK)
         _, total = faded_sums(total, (fade.to_end * counted).mT @ both, fade.whole)
     return total[..., :d], total[..., d:]
 
@@ -387,7 +387,7 @@ def sigma_stream(
     assert after is not None
     if not free:
         after = dataclasses.replace(after, gram=state.gram + key.mT @ key)
-    shown = None if before == 0 else ragged.visible(m, keys.shape[-2], key.device, before if seen is None else seen)
+    shown = None if before == 0 else triangle(m, keys.shape[-2], key.device, before if seen is None else seen)
     k, v = keys.to(moved.dtype), values.to(moved.dtype)
     out = TF.scaled_dot_product_attention(moved, k, v, shown, is_causal=shown is None, scale=1.0)
     return out.to(value.dtype), (keys, values, after)

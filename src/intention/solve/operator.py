@@ -10,6 +10,7 @@ tangents. Double backward through torch.compile is a limit of torch.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
@@ -47,6 +48,7 @@ _library = Library("intention", "DEF")
 
 P = ParamSpec("P")
 R = TypeVar("R")
+MaybeTensor = TypeVar("MaybeTensor", Tensor, Tensor | None)
 _any_autocast: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 
 
@@ -378,6 +380,11 @@ def _batched(call: Callable[..., Outputs], forgotten: int | None) -> Call:
         )
 
     return rule
+
+
+def flat(x: MaybeTensor, lead: tuple[int, ...], *own: int) -> MaybeTensor:
+    """(B, *own) of a tensor whose leading dimensions broadcast to `lead`."""
+    return x if x is None else x.expand((*lead, *own)).reshape(math.prod(lead), *own)
 
 
 def gather_batch(x: object, dim: int | None, size: int) -> object:

@@ -9,16 +9,16 @@ with K~ = sqrt(w) K and V~ = sqrt(w) V. c is 1 for the ridge covariance and 1 - 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from intention.solve.centring import without_rounding
 from intention.solve.factor import Factor, factored, mm, solve, wants_inverse
+from intention.solve.operator import MaybeTensor
 
 Invert = Callable[[Tensor], Tensor]  # b -> Sigma^-1 b
-MaybeTensor = TypeVar("MaybeTensor", Tensor, Tensor | None)
 
 
 class Plan(NamedTuple):
@@ -96,6 +96,28 @@ class Problem(NamedTuple):
             return self.key, self.value
         root = self.weight.sqrt().unsqueeze(-1)
         return self.key * root, self.value * root
+
+
+class Tokens(NamedTuple):
+    """Sequences of one flat batch: the fit of token t sees tokens <= t."""
+
+    query: Tensor  # (B, N, d)
+    key: Tensor  # (B, N, d)
+    value: Tensor | None  # (B, N, k)
+    weight: Tensor | None  # (B, N)
+    alpha: Tensor  # (B,), or (B, N) where tokens are forgotten
+    gain: Tensor | None  # (B,)
+    gram: Tensor | None  # (B, d, d): sums over the tokens before, of keys
+    cross: Tensor | None  # (B, d, k): and of keys and values
+    decay: Tensor | None = None  # (B, N): what is left at t of all before
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> Tokens:
+        """Every tensor changed."""
+        return Tokens._make(None if x is None else change(x) for x in self)
+
+    def take(self, which: Tensor | slice) -> Tokens:
+        """Some of the sequences."""
+        return self.each(lambda x: x[which])
 
 
 class Grads(NamedTuple):

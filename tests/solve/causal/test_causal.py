@@ -12,8 +12,8 @@ from intention import causal_intention
 from intention import functional as F
 from intention._call import softmax
 from intention.solve.causal import by_roots, forget, gradients, sequence, spans
-from intention.solve.causal.chunks import Tokens
 from intention.solve.causal.sequence import causal
+from intention.solve.problem import Tokens
 
 D = torch.float64
 KINDS = ("iid", "low rank", "unit", "repeated")
@@ -82,9 +82,9 @@ def test_float32_gradients_are_those_of_float64(kind: str, alpha: float, fading:
         assert float((got.double() - want).norm() / want.norm()) < 1e-4
 
 
-def token_by_token(tokens: Tokens, decay: Tensor | None) -> Tensor:
+def token_by_token(tokens: Tokens) -> Tensor:
     """Every fit written out: its matrix and its right side from sums over the tokens it sees."""
-    query, key, value, weight, alpha, gain, gram, cross = tokens
+    query, key, value, weight, alpha, gain, gram, cross, decay = tokens
     n, d = key.shape[1:]
     sums = key.new_zeros(len(key), d, d) if gram is None else gram
     told = None if value is None else key.new_zeros(len(key), d, value.shape[2]) if cross is None else cross
@@ -129,13 +129,13 @@ def test_blocks_chunks_and_spans_do_not_show(batch: int, values: bool) -> None:
         nine = [None if x is None else x[:batch] for x in everything(n)]
         if not values:
             nine[2] = nine[7] = None
-        tokens = Tokens(*nine[:8])  # type: ignore[arg-type]
-        want = token_by_token(tokens, None)
-        out = sequence._in_chunks(tokens, None, False)[0]
+        tokens = Tokens(*nine)  # type: ignore[arg-type]
+        want = token_by_token(tokens)
+        out = sequence._in_chunks(tokens, False)[0]
         torch.testing.assert_close(out, want, atol=1e-10, rtol=1e-9)
         own = Tokens(*(x if x is None else x.clone().requires_grad_() for x in tokens))  # type: ignore[arg-type]
         assert own.gram is not None
-        answers = token_by_token(own._replace(gram=(own.gram + own.gram.mT) / 2), None)
+        answers = token_by_token(own._replace(gram=(own.gram + own.gram.mT) / 2))
         grad = torch.randn_like(answers)
         slopes = torch.autograd.grad(answers, [x for x in own if x is not None], grad)
         pulled = spans.pull_causal(grad, tokens)
@@ -161,7 +161,7 @@ def solved(there: list[int], *own: Tensor) -> Tensor:
         nine[i] = x
     if nine[6] is not None:
         nine[6] = (nine[6] + nine[6].mT) / 2  # a state is symmetric, and gradcheck's small steps are not
-    return causal(Tokens(*nine[:8]), nine[8])[0]  # type: ignore[arg-type]
+    return causal(Tokens(*nine))[0]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("covariance", ["ridge", "convex"])
@@ -180,8 +180,8 @@ def test_every_transform_of_torch(covariance: str, gamma: float | None) -> None:
 
     def by_hand(q: Tensor, k: Tensor, v: Tensor, a: Tensor, w: Tensor, *decay: Tensor) -> Tensor:
         gain = (1 - a)[None] if covariance == "convex" else None
-        tokens = Tokens(q[None], k[None], v[None], w[None], a[None], gain, None, None)
-        return token_by_token(tokens, decay[0][None] if decay else None)[0].sin()
+        fades = decay[0][None] if decay else None
+        return token_by_token(Tokens(q[None], k[None], v[None], w[None], a[None], gain, None, None, fades))[0].sin()
 
     def close(got: object, want: object) -> None:
         pairs = zip(*(tree_leaves(x) for x in (got, want)), strict=True)
@@ -318,7 +318,7 @@ def test_a_small_alpha_learns_without_factors_of_single_tokens(monkeypatch: pyte
         own = [*(x.clone().requires_grad_() for x in start), torch.full((1,), 1e-4, requires_grad=True)]
         if always:
             monkeypatch.setattr(sequence, "_pull", slow)
-            monkeypatch.setattr(sequence, "_lost", lambda _, nine: torch.ones_like(nine[4], dtype=torch.bool))
+            monkeypatch.setattr(sequence, "_lost", lambda _, tokens: torch.ones_like(tokens.alpha, dtype=torch.bool))
         else:
             monkeypatch.setattr(sequence, "_pull", None)
         out = causal_intention(*own[:3], alpha=own[3])
@@ -327,8 +327,8 @@ def test_a_small_alpha_learns_without_factors_of_single_tokens(monkeypatch: pyte
         assert float((got - want).norm() / want.norm()) < 1e-5
     monkeypatch.undo()
     alpha = torch.full((1,), 1e-6)
-    nine = (start[0], plane, start[2], None, alpha, None, None, None, None)
-    assert bool(sequence._lost((start[0], None, None, None, torch.ones(1), None, None, None, None), nine).all())
+    tokens = Tokens(start[0], plane, start[2], None, alpha, None, None, None)
+    assert bool(sequence._lost((start[0], None, None, None, torch.ones(1), None, None, None, None), tokens).all())
 
 
 def test_a_huge_token_does_not_spoil_those_before_it() -> None:

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from intention import AccuracyWarning, CausalState, causal_intention
 from intention.solve.causal import by_roots, forget, gradients, sequence
-from intention.solve.causal.chunks import Tokens
 from intention.solve.causal.sequence import causal
 from intention.solve.native import library
+from intention.solve.problem import Tokens
 
 D = torch.float64
 NAMES = ("query", "key", "value", "weight", "alpha", "decay")
@@ -168,7 +168,7 @@ def test_derivatives_at_a_reset(per_token: bool, values: bool, size: int, monkey
         given: list[Tensor | None] = [None] * 9
         for i, x in zip(there, own, strict=True):
             given[i] = (x + x.mT) / 2 if i == 6 else x  # a state is symmetric, and gradcheck's small steps are not
-        return causal(Tokens(*given[:8]), given[8])[0]  # type: ignore[arg-type]
+        return causal(Tokens(*given))[0]  # type: ignore[arg-type]
 
     own = [x.clone().requires_grad_() for x in every if x is not None]
     assert torch.autograd.gradcheck(call, own)
@@ -226,16 +226,17 @@ def test_blocks_and_spans_do_not_show(n: int, block: int, monkeypatch: pytest.Mo
         None,
         state.mT @ state,
         torch.randn(b, d, k, dtype=D),
+        decay,
     )
-    wide = Tokens(*(None if x is None else x.double() for x in tokens))  # type: ignore[arg-type]
+    wide = tokens.each(Tensor.double)
     assert wide.weight is not None
     assert wide.value is not None
-    want = loop(*wide[:3], wide.weight, wide.alpha, decay, wide[6:])
+    want = loop(*wide[:3], wide.weight, wide.alpha, decay, wide[6:8])
     grad = torch.randn_like(want)
     with library.off():
-        out, _ = forget.solve(tokens, decay)
-        got = forget.pull(grad.float(), tokens, decay)
-        exact = sequence._pull(grad, (*wide, decay), False, sequence._plain)
+        out, _ = forget.solve(tokens)
+        got = forget.pull(grad.float(), tokens)
+        exact = sequence._pull(grad, wide, False, sequence._plain)
     torch.testing.assert_close(out.double(), want, rtol=1e-5, atol=1e-5)
     for x, y in zip(got, exact, strict=True):
         if x is not None and y is not None:

@@ -9,10 +9,10 @@ from torch import Tensor
 from intention import causal_intention
 from intention import functional as F
 from intention.solve.causal import sequence, spans
-from intention.solve.causal.chunks import Tokens
 from intention.solve.ladder import FLOAT64, PRIMAL
 from intention.solve.native import causal as native
 from intention.solve.native import library
+from intention.solve.problem import Tokens
 
 pytestmark = pytest.mark.skipif(library.library() is None, reason="there are no compiled kernels")
 
@@ -48,10 +48,10 @@ def both(tokens: Tokens) -> tuple[list[Tensor], list[Tensor]]:
 
     def found() -> list[Tensor]:
         pulled = spans.pull_causal(grad, tokens)
-        return [sequence._in_chunks(tokens, None, False)[0], *(x for x in pulled if x is not None)]
+        return [sequence._in_chunks(tokens, False)[0], *(x for x in pulled if x is not None)]
 
-    assert native.forward(*tokens) is not None
-    assert native.backward(grad, *tokens) is not None
+    assert native.forward(tokens) is not None
+    assert native.backward(grad, tokens) is not None
     with library.off():
         return_torch = found()
     return found(), return_torch
@@ -89,7 +89,7 @@ def test_what_is_not_a_number_stays_so(at: int, where: str) -> None:
     clean = draw(1, 200, 17, 5, torch.float32, True, False)
     broken = clean._replace(**{where: getattr(clean, where).clone()})
     getattr(broken, where)[0, at, 2] = torch.nan
-    found, want = native.forward(*broken), native.forward(*clean)
+    found, want = native.forward(broken), native.forward(clean)
     assert found is not None
     assert want is not None
     seen = found[0][0, at] if where == "query" else found[0][0, at:, 2]
@@ -141,15 +141,15 @@ def test_threads_do_not_show() -> None:
 def test_empty_tensors_are_left_to_torch(shape: tuple[int, int, int, int]) -> None:
     b, n, d, k = shape
     query, key, value = torch.randn(b, n, d), torch.randn(b, n, d), torch.randn(b, n, k)
-    assert native.forward(query, key, value, None, torch.ones(b), None, None, None) is None
+    assert native.forward(Tokens(query, key, value, None, torch.ones(b), None, None, None)) is None
     assert causal_intention(query, key, value).shape == (b, n, k)
 
 
 def test_what_the_kernels_do_not_take_is_left_to_torch() -> None:
     tokens = draw(1, 5, 3, 2, torch.float32, True, False)
     for other in (tokens.query.double(), tokens.query.to("meta"), torch.randn(1, 5, 3).neg_()._neg_view()):
-        assert native.forward(*tokens._replace(query=other)) is None
-    assert native.backward(torch.empty(1, 5, 2, device="meta"), *tokens) is None
+        assert native.forward(tokens._replace(query=other)) is None
+    assert native.backward(torch.empty(1, 5, 2, device="meta"), tokens) is None
 
 
 # ------------------------------------------------------------------------------------------------------------- padding
@@ -286,6 +286,6 @@ def test_the_precision_of_the_first_tokens_is_their_own(at: int) -> None:
 def test_the_report_of_the_first_tokens_tells_their_precision() -> None:
     tokens = draw(1, 96, 64, 5, torch.float32, True, False)
     for alpha, route in ((1.0, PRIMAL), (1e-3, FLOAT64)):
-        found = native.forward(*tokens._replace(alpha=torch.full((1,), alpha)))
+        found = native.forward(tokens._replace(alpha=torch.full((1,), alpha)))
         assert found is not None
         assert found[1][0, 0] == route

@@ -11,6 +11,7 @@ from torch import Tensor
 from intention.solve.ladder import FLOAT64, SEQUENCE_ERROR
 from intention.solve.native import forget
 from intention.solve.native.library import available
+from intention.solve.problem import Tokens
 
 D = torch.float64
 pytestmark = pytest.mark.skipif(not available(), reason="there is no compiled library")
@@ -57,13 +58,13 @@ def wide(tensors: list[Any]) -> list[Any]:
 
 
 def forward(*tokens: Any) -> tuple[Tensor, Tensor]:
-    found = forget.forward(*tokens)
+    found = forget.forward(Tokens(*tokens))
     assert found is not None
     return found
 
 
 def backward(grad: Tensor, *tokens: Any, gates: bool = True) -> tuple[Any, ...]:
-    found = forget.backward(grad, *tokens, gates=gates)
+    found = forget.backward(grad, Tokens(*tokens), gates=gates)
     assert found is not None
     return found
 

@@ -10,7 +10,6 @@ from intention import functional as F
 from intention.solve.factor import Factor, solve, wants_inverse
 from intention.solve.ladder import FLOAT64
 from intention.solve.native import ridge as native
-from intention.solve.native import rows as native_rows
 from intention.solve.native.call import PLAIN, SOME_LEFT, SOME_REFINED
 from intention.solve.native.library import library
 from intention.solve.problem import Plan, Problem, fit, predict, refine
@@ -325,8 +324,8 @@ def test_rows_times_the_inverse(shape, dtype, monkeypatch):
         with torch.no_grad():
             pulled = transform._pulled(grad, points, ours[0], Factored(*ours[1:], plain), "auto", inverse)
             with monkeypatch.context() as patch:
-                patch.setattr(native_rows, "forward", lambda *_: None)
-                patch.setattr(native_rows, "backward", lambda *_: None)
+                patch.setattr(native, "rows_forward", lambda *_: None)
+                patch.setattr(native, "rows_backward", lambda *_: None)
                 torchs, plain = rows.transform_rows(*points.points(), None, None, "auto", inverse, False)
                 factor = Factored(*torchs[1:], plain)
                 expected = transform._pulled(grad, points, torchs[0], factor, "auto", inverse)

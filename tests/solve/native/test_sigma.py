@@ -76,7 +76,7 @@ def counted(monkeypatch) -> list[bool]:
     calls: list[bool] = []
     original = sigma.forward
 
-    def forward(problem: Problem, keep: bool) -> sigma.Found | None:
+    def forward(problem: Problem, keep: bool) -> sigma.Attended | None:
         found = original(problem, keep)
         if library.library() is not None:
             calls.append(found is not None)

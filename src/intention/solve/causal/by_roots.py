@@ -19,9 +19,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from intention.solve.causal.chunks import Tokens, chunked, half_solve
+from intention.solve.causal.chunks import chunked, half_solve
 from intention.solve.causal.fading import Fading, fading
 from intention.solve.ladder import has_float64
+from intention.solve.problem import Tokens
 
 LENGTH = 32  # tokens of a chunk
 AT_ONCE = 1 << 22  # numbers in the matrices that are factored at once (32 MiB)
@@ -29,12 +30,12 @@ MODERATE = 1e9  # condition of I + K K'
 NOISE = 4.0  # times d eps: what rounding leaves in a state's sums where no token was
 
 
-def rooted(tokens: Tokens, decay: Tensor | None, transposed: bool) -> tuple[Tensor, Tensor]:
+def rooted(tokens: Tokens, transposed: bool) -> tuple[Tensor, Tensor]:
     """q_t W_t, without values q_t A_t^-1, (B, N, ...); or W_t g_t where `query` holds g (B, N, k). In float64, with a
     bound of the condition from below (B,)."""
     wide = torch.float64 if has_float64(tokens.key.device) else tokens.key.dtype
-    batch, n, d = tokens.key.shape
-    own = chunked(Tokens._make(None if x is None else x.to(wide) for x in tokens), LENGTH)
+    (batch, n, d), decay = tokens.key.shape, tokens.decay
+    own = chunked(tokens.each(lambda x: x.to(wide)), LENGTH)
     gain = own.alpha.new_ones(batch, 1, 1, 1) if own.gain is None else own.gain.sqrt()
     rows = gain * own.key if own.value is None else torch.cat([gain * own.key, own.value], -1)
     rows = rows if own.weight is None else own.weight.sqrt() * rows

@@ -28,21 +28,9 @@ from torch import Tensor
 from intention.solve.causal.fading import chunks
 from intention.solve.factor import inverse_of_lower
 from intention.solve.ladder import has_float64
+from intention.solve.problem import Tokens
 
 BLOCK = 32  # tokens
-
-
-class Tokens(NamedTuple):
-    """Sequences of one flat batch."""
-
-    query: Tensor  # (B, N, d)
-    key: Tensor  # (B, N, d)
-    value: Tensor | None  # (B, N, k)
-    weight: Tensor | None  # (B, N)
-    alpha: Tensor  # (B,), or (B, N) where tokens are forgotten
-    gain: Tensor | None  # (B,)
-    gram: Tensor | None  # (B, d, d): S
-    cross: Tensor | None  # (B, d, k): B
 
 
 class Before(NamedTuple):

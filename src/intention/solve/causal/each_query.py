@@ -47,10 +47,10 @@ def each_query(base: Problem, taken: Taken, causal: bool, solve: Solve) -> tuple
     return torch.cat(outs, 1), Report(*(torch.stack(x).amax(0) for x in zip(*reports, strict=True)))
 
 
-def triangle(m: int, n: int, device: torch.device, start: int = 0) -> Tensor:
-    """(m, n) bool: query start + t sees keys <= start + t (top-left aligned)."""
-    rows = torch.arange(start, start + m, device=device)
-    return torch.arange(n, device=device) <= rows.unsqueeze(-1)
+def triangle(m: int, n: int, device: torch.device, start: int | Tensor = 0) -> Tensor:
+    """(m, n) bool: query start + t sees keys <= start + t (top-left aligned); of starts (batch,) (batch, 1, m, n)."""
+    start = start.view(-1, 1, 1, 1) if isinstance(start, Tensor) else start
+    return torch.arange(n, device=device) <= start + torch.arange(m, device=device).unsqueeze(-1)
 
 
 def starts(m: int, step: int) -> Iterable[int]:

@@ -14,24 +14,21 @@ which too much is forgotten for this (a decay of 0: everything) every token has 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from intention.solve.causal import gradients
-from intention.solve.causal.chunks import Tokens, chunked, half_solve
+from intention.solve.causal.chunks import chunked, half_solve
 from intention.solve.causal.fading import chunks, faded_sums, fading
-from intention.solve.causal.gradients import Nine
+from intention.solve.causal.gradients import Slopes
 from intention.solve.ladder import FLOAT64, PRIMAL, Report, has_float64, pack
 from intention.solve.native import forget as native
+from intention.solve.problem import Tokens
 
-BLOCKS = (
-    32,
-    16,
-    8,
-)  # tokens: the longest of which few forget more than SHORT, as long blocks need fewer factors and more steps
+# Tokens: the longest of which few forget more than SHORT, as long blocks need fewer factors and more steps.
+BLOCKS = (32, 16, 8)
 SHORT = 0.1
 SEQUENCES, AT_ONCE = 16, 64  # that are worked on at once, and blocks of them: what they need stays in the cache
 WEAKEST = 1e-2  # of alpha_t / c_t, the smallest of a block to the largest: beyond it tokens have factors of their own
@@ -79,7 +76,7 @@ class Blocks(NamedTuple):
         return near + self.from_start * (z @ self.before[..., self.key.shape[2] :])
 
 
-class Solved(NamedTuple):
+class SolvedBlocks(NamedTuple):
     """Some blocks of a span, in the precision that they need."""
 
     which: Tensor | None  # None: all
@@ -101,53 +98,50 @@ class Base(NamedTuple):
         return Base._make(x[index] for x in self)
 
 
-def solve(tokens: Tokens, decay: Tensor) -> tuple[Tensor, Tensor]:
+def solve(tokens: Tokens) -> tuple[Tensor, Tensor]:
     """Answers (B, N, k), or (B, N, d) without values, and a packed report: the worst token of each sequence."""
-    if (found := native.forward(*tokens, decay)) is not None:
+    if (found := native.forward(tokens)) is not None:
         return found
-    outs, reports = zip(*(_solve_group(*group) for group in _groups(tokens, decay)), strict=True)
+    outs, reports = zip(*map(_solve_group, _groups(tokens)), strict=True)
     return torch.cat(outs), torch.cat(reports)
 
 
-def _solve_group(tokens: Tokens, decay: Tensor) -> tuple[Tensor, Tensor]:
-    outs, reports, narrow, total, size = [], [], True, _start(tokens), _size(decay)
-    for part, fades, _ in _spans(tokens, decay, size):
-        own, total = _blocks(part, fades, total, size)
+def _solve_group(tokens: Tokens) -> tuple[Tensor, Tensor]:
+    outs, reports, narrow, total, size = [], [], True, _start(tokens), _size(tokens)
+    for part, _ in _spans(tokens, size):
+        own, total = _blocks(part, total, size)
         found, narrow = _solved(own, narrow)
         outs.append(_tokens(_joined([x.own.read(x.z) for x in found], found, part.key.dtype), part))
-        reports.append(_joined([x.report for x in found], found, part.key.dtype).unflatten(0, (len(decay), -1)))
+        reports.append(_joined([x.report for x in found], found, part.key.dtype).unflatten(0, (len(part.key), -1)))
     return torch.cat(outs, 1), torch.cat(reports, 1).amax(1)
 
 
-def pull(grad: Tensor, tokens: Tokens, decay: Tensor, gates: bool = True) -> Nine:
-    """First-order gradients of all tensors of `tokens`, and if asked for of the decays, in the precisions of the
-    forward."""
-    if (found := native.backward(grad, *tokens, decay, gates)) is not None:
+def pull(grad: Tensor, tokens: Tokens, gates: bool = True) -> Slopes:
+    """First-order gradients of all tensors, those of decays if asked for, in the precisions of the forward."""
+    if (found := native.backward(grad, tokens, gates)) is not None:
         return found
-    groups = zip(grad.split(SEQUENCES), _groups(tokens, decay), strict=True)
-    parts = [_pull_group(some, *group) for some, group in groups]
+    parts = list(map(_pull_group, grad.split(SEQUENCES), _groups(tokens)))
     return tuple(None if xs[0] is None else torch.cat(xs) for xs in zip(*parts, strict=True))
 
 
-def _pull_group(grad: Tensor, tokens: Tokens, decay: Tensor) -> Nine:
+def _pull_group(grad: Tensor, tokens: Tokens) -> Slopes:
     """Fits are made again: to keep them would take more memory than the tokens do."""
-    size, totals = _size(decay), [_start(tokens)]
-    spans = _spans(tokens, decay, size)
-    for part, fades, _ in spans[:-1]:
-        totals.append(_blocks(part, fades, totals[-1], size)[1])
+    size, totals = _size(tokens), [_start(tokens)]
+    spans = _spans(tokens, size)
+    for part, _ in spans[:-1]:
+        totals.append(_blocks(part, totals[-1], size)[1])
     d, later, narrow, pulled = tokens.key.shape[2], None, True, []
-    for (part, fades, where), total in zip(reversed(spans), reversed(totals), strict=True):
-        own, _ = _blocks(part, fades, total, size, grad[:, where])
+    for (part, where), total in zip(reversed(spans), reversed(totals), strict=True):
+        own, _ = _blocks(part, total, size, grad[:, where])
         found, narrow = _solved(own, narrow)
         working = max((x.z.dtype for x in found), key=lambda x: x.itemsize)
         z, r = (_tokens(x, part) for x in _joined([x.z for x in found], found, working).chunk(2, 1))
-        before = total[..., :d], None if part.value is None else total[..., d:]
-        nine = (*(None if x is None else x.to(working) for x in part[:6]), *before, fades)
-        one, later = gradients.pull(grad[:, where].to(working), z, r, nine, later)
+        before = total[..., :d], None if part.value is None else total[..., d:], part.decay
+        given = Tokens._make((*(None if x is None else x.to(working) for x in part[:6]), *before))
+        one, later = gradients.pull(grad[:, where].to(working), z, r, given, later)
         pulled.append(one)
     return tuple(
-        None if x is None else _put_together(i, [one[i] for one in reversed(pulled)], x)
-        for i, x in enumerate((*tokens, decay))
+        None if x is None else _put_together(i, [one[i] for one in reversed(pulled)], x) for i, x in enumerate(tokens)
     )
 
 
@@ -159,28 +153,29 @@ def _put_together(i: int, parts: list[Tensor | None], like: Tensor) -> Tensor:
     return torch.cat(there, 1) if i < 4 or i == 8 or like.dim() > 1 else torch.stack(there).sum(0)
 
 
-def _groups(tokens: Tokens, decay: Tensor) -> Iterator[tuple[Tokens, Tensor]]:
-    for i in range(0, len(decay), SEQUENCES):
-        some = slice(i, i + SEQUENCES)
-        yield Tokens._make(None if x is None else x[some] for x in tokens), decay[some]
+def _groups(tokens: Tokens) -> list[Tokens]:
+    return [tokens.take(slice(i, i + SEQUENCES)) for i in range(0, len(tokens.key), SEQUENCES)]
 
 
-def _size(decay: Tensor) -> int:
+def _size(tokens: Tokens) -> int:
     """Tokens of a block. Looks at the host."""
+    decay = tokens.decay
+    assert decay is not None
     for size in BLOCKS[:-1]:
         if float((chunks(decay.unsqueeze(-1), size, 1.0).prod(2) < SHORT).double().mean()) < 1 / size:
             return size
     return BLOCKS[-1]
 
 
-def _spans(tokens: Tokens, decay: Tensor, size: int) -> list[tuple[Tokens, Tensor, slice]]:
-    """Some blocks of all sequences, that follow each other."""
-    found, step = [], size * max(1, AT_ONCE // len(decay))
-    for i in range(0, decay.shape[1], step):
+def _spans(tokens: Tokens, size: int) -> list[tuple[Tokens, slice]]:
+    """Some blocks of all sequences, that follow each other, and which tokens these are."""
+    found, step = [], size * max(1, AT_ONCE // len(tokens.key))
+    for i in range(0, tokens.key.shape[1], step):
         some = slice(i, i + step)
+        query, key, value, weight, decay = (None if x is None else x[:, some] for x in (*tokens[:4], tokens.decay))
         alpha = tokens.alpha[:, some] if tokens.alpha.dim() > 1 else tokens.alpha
-        part = *(None if x is None else x[:, some] for x in tokens[:4]), alpha, tokens.gain, None, None
-        found.append((Tokens._make(part), decay[:, some], some))
+        part = query, key, value, weight, alpha, tokens.gain, None, None, decay
+        found.append((Tokens._make(part), some))
     return found
 
 
@@ -193,9 +188,10 @@ def _start(tokens: Tokens) -> Tensor:
     return torch.cat([gram.to(wide), cross.to(wide)], -1)
 
 
-def _blocks(part: Tokens, decay: Tensor, total: Tensor, size: int, grad: Tensor | None = None) -> tuple[Blocks, Tensor]:
+def _blocks(part: Tokens, total: Tensor, size: int, grad: Tensor | None = None) -> tuple[Blocks, Tensor]:
     """The blocks of a span, and [S, B] after it; `total` is that before it."""
-    own, fade = chunked(part, size), fading(decay.to(total.dtype), size)
+    assert part.decay is not None
+    own, fade = chunked(part, size), fading(part.decay.to(total.dtype), size)
     key = own.key if own.weight is None else own.weight * own.key.to(total.dtype)
     both = own.key if own.value is None else torch.cat([own.key, own.value], -1)
     before, total = faded_sums(total, (fade.to_end * key).mT @ both.to(total.dtype), fade.whole)
@@ -205,7 +201,7 @@ def _blocks(part: Tokens, decay: Tensor, total: Tensor, size: int, grad: Tensor 
     return Blocks._make(None if x is None else x.flatten(0, 1) for x in every), total
 
 
-def _solved(own: Blocks, narrow: bool) -> tuple[list[Solved], bool]:
+def _solved(own: Blocks, narrow: bool) -> tuple[list[SolvedBlocks], bool]:
     """By precision and by how much is forgotten; and whether float32 serves any. `narrow`: it did in the last span."""
     wide, dtype, found = own.before.dtype, own.key.dtype, []
     edge = own.alpha / own.from_start
@@ -216,7 +212,7 @@ def _solved(own: Blocks, narrow: bool) -> tuple[list[Solved], bool]:
     if not every:
         hard = (~mild).nonzero()[:, 0]
         part = own.take(hard, wide)
-        found.append(Solved(hard, part, *_each_token(part, dtype)))
+        found.append(SolvedBlocks(hard, part, *_each_token(part, dtype)))
     if narrow and dtype != wide and (rest is None or len(rest)):
         part = own.take(rest, dtype)
         base = _base(part)
@@ -228,11 +224,11 @@ def _solved(own: Blocks, narrow: bool) -> tuple[list[Solved], bool]:
             part, base, index = own.take(some, dtype), base.take(easy), some
         narrow = bool(len(part.key))
         if narrow:
-            found.append(Solved(index, part, *_chebyshev(part, base, worst, dtype)))
+            found.append(SolvedBlocks(index, part, *_chebyshev(part, base, worst, dtype)))
     if rest is None or len(rest):
         part = own.take(rest, wide)
         base = _base(part)
-        found.append(Solved(rest, part, *_chebyshev(part, base, worst, dtype)))
+        found.append(SolvedBlocks(rest, part, *_chebyshev(part, base, worst, dtype)))
         narrow = narrow or bool(base.easy.any())
     return found, narrow
 
@@ -328,7 +324,7 @@ def _each_token(own: Blocks, answered: torch.dtype) -> tuple[Tensor, Tensor]:
     return torch.cat(outs), pack(Report(route, ratio, error))
 
 
-def _joined(parts: list[Tensor], found: list[Solved], dtype: torch.dtype) -> Tensor:
+def _joined(parts: list[Tensor], found: list[SolvedBlocks], dtype: torch.dtype) -> Tensor:
     """Of all blocks of a span."""
     if found[0].which is None:
         return parts[0].to(dtype)

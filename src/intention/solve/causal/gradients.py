@@ -9,16 +9,17 @@ D_ts (z_t k_s) (g_t v_s - c r_t k_s) and the like. They are taken in chunks, O(N
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from intention.solve.causal.fading import Fading, chunks, faded_sums, fading
+from intention.solve.problem import Tokens
 
 LENGTH = 64  # tokens of a chunk
 
-Nine = tuple[Tensor | None, ...]  # Tokens and the decay
+Slopes = tuple[Tensor | None, ...]  # gradients, in the order of `Tokens`
 Fits = Callable[[Tensor, bool, bool], Tensor]  # of other rows: (rows, values, transposed)
 
 
@@ -30,14 +31,12 @@ def read(fade: Fading, x: Tensor, a: Tensor, b: Tensor, start: Tensor | None = N
     return _tokens(fade.from_start * (x @ before) + (fade.share * (x @ a.mT)) @ b, n)
 
 
-def pull(grad: Tensor, z: Tensor, r: Tensor, nine: Nine, later: Tensor | None = None) -> tuple[Nine, Tensor]:
+def pull(grad: Tensor, z: Tensor, r: Tensor, tokens: Tokens, later: Tensor | None = None) -> tuple[Slopes, Tensor]:
     """The gradients of sum f_t, that of the query being r_t, and what all tokens say about those before them.
 
     `later` (B, d, k + d) is what is said by the tokens that follow: sum D_t z_t [g_t, r_t]', decays counted from here.
     """
-    _, key, value, weight, alpha, gain, gram, cross, decay = nine
-    assert key is not None
-    assert alpha is not None
+    _, key, value, weight, alpha, gain, gram, cross, decay = tokens
     n, k, fade = key.shape[1], 0 if value is None else value.shape[2], faded(decay, key)
     share = key.new_ones(1, 1, 1) if gain is None else gain.view(-1, 1, 1)
     counted = 1.0 if weight is None else weight.unsqueeze(-1)
@@ -89,15 +88,10 @@ def pull(grad: Tensor, z: Tensor, r: Tensor, nine: Nine, later: Tensor | None = 
     return found, total
 
 
-def push(nine: Nine, tangents: Sequence[Tensor | None], transposed: bool, solve: Fits) -> Tensor:
+def push(tokens: Tokens, tangents: Tokens, transposed: bool, solve: Fits) -> Tensor:
     """The tangent of q_t W_t (without values q_t A_t^-1), or of W_t g_t; `solve(rows, values, transposed)` are fits."""
-    x, key, value, weight, _, gain, gram, cross, decay = nine
+    x, key, value, weight, _, gain, gram, cross, decay = tokens
     dx, dkey, dvalue, dweight, dalpha, dgain, dgram, dcross, ddecay = tangents
-    assert x is not None
-    assert key is not None
-    assert dx is not None
-    assert dkey is not None
-    assert dalpha is not None
     fade = faded(decay, key)
     counted = torch.ones_like(key[..., :1]) if weight is None else weight.unsqueeze(-1)
 

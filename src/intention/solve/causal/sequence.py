@@ -19,10 +19,9 @@ from torch import Tensor
 from intention import _checks as checks
 from intention.solve.causal import forget, gradients
 from intention.solve.causal.by_roots import root_of_state, rooted
-from intention.solve.causal.chunks import Tokens
 from intention.solve.causal.each_query import each_query, triangle
 from intention.solve.causal.fading import fading
-from intention.solve.causal.gradients import Nine
+from intention.solve.causal.gradients import Slopes
 from intention.solve.causal.spans import pull_causal, solve_causal
 from intention.solve.factor import inverse_of_lower
 from intention.solve.ladder import (
@@ -38,7 +37,7 @@ from intention.solve.ladder import (
 )
 from intention.solve.native import causal as native
 from intention.solve.operator import Note, Operator, Saved
-from intention.solve.problem import Plan, Problem
+from intention.solve.problem import Plan, Problem, Tokens
 from intention.solve.ridge.ridge import ridge
 from intention.solve.torch_state import compiling, eager, gradient_free
 from intention.solve.transform.transform import transform
@@ -58,47 +57,44 @@ class Seen(NamedTuple):
     report: Report | None  # of those that went token by token
 
 
-def causal(tokens: Tokens, decay: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def causal(tokens: Tokens) -> tuple[Tensor, Tensor]:
     """Answers (B, N, k), or (B, N, d) without values, and a packed report (B, 3): the worst token of each sequence."""
-    if decay is None and tokens.alpha.dim() > 1:
-        decay = torch.ones_like(tokens.alpha)
-    nine = (*tokens, decay)
+    if tokens.decay is None and tokens.alpha.dim() > 1:
+        tokens = Tokens(*tokens[:8], torch.ones_like(tokens.alpha))
     if compiling():
-        out, packed = CAUSAL(*nine, False)
+        out, packed = CAUSAL(*tokens, False)
         return out, packed
-    if gradient_free(*nine):
-        (out, way, packed), seen = CAUSAL.solve(*nine, False, False)
+    if gradient_free(*tokens):
+        (out, way, packed), seen = CAUSAL.solve(*tokens, False, False)
     else:
         note = Note()
-        out, way, packed = CAUSAL.function.apply(*nine, False, note)
+        out, way, packed = CAUSAL.function.apply(*tokens, False, note)
         seen = note.seen
     assert isinstance(seen, Seen)
     if seen.report is None and not seen.far:
         return out, packed
-    return _completed(nine, out, way, packed, seen)
+    return _completed(tokens, out, way, packed, seen)
 
 
 def _traced(*args: Any) -> tuple[tuple[Tensor, Tensor, Tensor], None]:
     """`fits` with the sequences that are FAR: a graph has no second call."""
     (out, way, packed), seen = fits(*args)
-    out, packed = _completed(args[:9], out, way, packed, seen)
+    out, packed = _completed(Tokens._make(args[:9]), out, way, packed, seen)
     return (out, way, packed), None
 
 
-def _completed(nine: Nine, out: Tensor, way: Tensor, packed: Tensor, seen: Seen) -> tuple[Tensor, Tensor]:
+def _completed(tokens: Tokens, out: Tensor, way: Tensor, packed: Tensor, seen: Seen) -> tuple[Tensor, Tensor]:
+    """With the sequences that go query by query; where values cannot be looked at all are solved so."""
     if seen.report is not None:
         warn_inaccurate(seen.report)
-    return _with_far(nine, out, packed, way) if seen.far else (out, packed)
-
-
-def _with_far(nine: Nine, out: Tensor, packed: Tensor, way: Tensor) -> tuple[Tensor, Tensor]:
-    """With the sequences that go query by query; where values cannot be looked at all are solved so."""
+    if not seen.far:
+        return out, packed
     far = way == FAR
     if eager():
         index = far.nonzero()[:, 0]
-        again, report = _query_by_query(_take(nine, index))
+        again, report = _query_by_query(tokens.take(index))
         return out.index_copy(0, index, again), packed.index_copy(0, index, pack(report))
-    again, report = _query_by_query(nine)
+    again, report = _query_by_query(tokens)
     return torch.where(far.view(-1, 1, 1), again, out), torch.where(far.unsqueeze(-1), pack(report), packed)
 
 
@@ -107,13 +103,12 @@ def fits(*args: Any) -> tuple[tuple[Tensor, Tensor, Tensor], Seen]:
 
     The answers of sequences that are FAR are 0. Looks at the host.
     """
-    nine, transposed = args[:9], args[9]
-    tokens, decay = Tokens._make(nine[:8]), nine[8]
-    out, packed, settled = _in_chunks(tokens, decay, transposed)
+    tokens, transposed = Tokens._make(args[:9]), args[9]
+    out, packed, settled = _in_chunks(tokens, transposed)
     condition, error = packed[:, 1], packed[:, 2]
     if settled or not out.numel():
         return (out, _steep(condition), packed), Seen(False, None)
-    derived = transposed or (decay is not None and tokens.value is None)
+    derived = transposed or (tokens.decay is not None and tokens.value is None)
     limit = DERIVED_RATIO if derived else SEQUENCE_RATIO
     least = tokens.alpha.amin(1) if tokens.alpha.dim() > 1 else tokens.alpha
     usable = screen(least, tokens.weight, least, tokens.gain)
@@ -127,7 +122,7 @@ def fits(*args: Any) -> tuple[tuple[Tensor, Tensor, Tensor], Seen]:
     index, far = (hard & (usable > 0)).nonzero()[:, 0], (hard & ~(usable > 0)).nonzero()[:, 0]
     told = None
     if index.numel():
-        again, report, good = _token_by_token(_take(nine, index), transposed)
+        again, report, good = _token_by_token(tokens.take(index), transposed)
         out, packed = out.index_copy(0, index, again), packed.index_copy(0, index, pack(report))
         way = way.index_fill(0, index, ROOTED)
         far = torch.cat([far, index[~good]])
@@ -140,39 +135,38 @@ def _steep(condition: Tensor) -> Tensor:
     return (condition >= STEEP_RATIO).to(torch.int8) * STEEP
 
 
-def _in_chunks(tokens: Tokens, decay: Tensor | None, transposed: bool) -> tuple[Tensor, Tensor, bool]:
+def _in_chunks(tokens: Tokens, transposed: bool) -> tuple[Tensor, Tensor, bool]:
     """Answers, a packed report, and whether it has been looked at and is good."""
-    if decay is not None and tokens.key.numel():
-        checks.decay(decay)
+    if tokens.decay is not None and tokens.key.numel():
+        checks.decay(tokens.decay)
         if not transposed:
-            return *forget.solve(tokens, decay), False
-        wide, _ = _solver((*tokens, decay), _plain)
-        whole = Tokens._make(wide[:8])
-        out, packed = forget.solve(whole._replace(query=_told(whole, decay), value=None, cross=None), decay)
+            return *forget.solve(tokens), False
+        wide, _ = _solver(tokens, _plain)
+        out, packed = forget.solve(wide._replace(query=_told(wide), value=None, cross=None))
         return out.to(tokens.key.dtype), packed.to(tokens.key.dtype), False
     if not transposed:
-        return native.forward(*tokens) or solve_causal(tokens)
+        return native.forward(tokens) or solve_causal(tokens)
     _, packed, _ = solve_causal(tokens._replace(query=tokens.key, value=None, cross=None))
     return pull_causal(tokens.query, tokens._replace(query=tokens.key)).query, packed, False
 
 
-def _told(tokens: Tokens, decay: Tensor) -> Tensor:
+def _told(tokens: Tokens) -> Tensor:
     """B_t g_t, `query` being g."""
-    grad, key, value, weight, *_, cross = tokens
+    grad, key, value, weight, *_, cross, decay = tokens
     assert value is not None
     counted = key if weight is None else weight.unsqueeze(-1) * key
     return gradients.read(gradients.faded(decay, key), grad, value, counted, None if cross is None else cross.mT)
 
 
-def _residual(tokens: Tokens, decay: Tensor | None, r: Tensor) -> Tensor:
+def _residual(tokens: Tokens, r: Tensor) -> Tensor:
     """B_t g_t - A_t r_t, from the tokens and not from their sums: g_t v_s - c r_t k_s is small before it meets k_s.
 
     A state counts as the tokens that its root is made of."""
-    wide = Tokens._make(None if x is None else x.to(r.dtype) for x in tokens)
-    grad, key, value, weight, alpha, gain, gram, _ = wide
+    wide = tokens.each(lambda x: x.to(r.dtype))
+    grad, key, value, weight, alpha, gain, gram, _, decay = wide
     assert value is not None
     share = 1.0 if gain is None else gain.view(-1, 1, 1)
-    fade = gradients.faded(decay, key)
+    fade = gradients.faded(tokens.decay, key)
     rows, told = torch.cat([grad, r], -1), torch.cat([value, -share * key], -1)
     counted = key if weight is None else weight.unsqueeze(-1) * key
     out = gradients.read(fade, rows, told, counted) - gradients.per_token(alpha) * r
@@ -181,17 +175,16 @@ def _residual(tokens: Tokens, decay: Tensor | None, r: Tensor) -> Tensor:
     d = key.shape[2]
     before = root_of_state(wide, key.new_ones(len(key), 1, 1, 1), d + value.shape[2])
     told = torch.cat([before[..., d:], -share * before[..., :d]], -1)
-    left = 1.0 if decay is None else decay.to(r.dtype).cumprod(1).unsqueeze(-1)
+    left = 1.0 if decay is None else decay.cumprod(1).unsqueeze(-1)
     return out + left * ((rows @ told.mT) @ before[..., :d])
 
 
-def _token_by_token(nine: Nine, transposed: bool) -> tuple[Tensor, Report, Tensor]:
+def _token_by_token(tokens: Tokens, transposed: bool) -> tuple[Tensor, Report, Tensor]:
     """Answers, a report, and which of them it serves."""
-    tokens = Tokens._make(nine[:8])
-    out, ratio = rooted(tokens, nine[8], transposed)
+    out, ratio = rooted(tokens, transposed)
     if transposed:  # W_t g_t lies in the span of the keys; what is beside it meets 1 / alpha in the gradients
-        rest = _residual(tokens, nine[8], out)
-        out = out + rooted(tokens._replace(query=rest, value=None, cross=None), nine[8], False)[0]
+        rest = _residual(tokens, out)
+        out = out + rooted(tokens._replace(query=rest, value=None, cross=None), False)[0]
     limit = torch.full_like(ratio, SHORT_RATIO if tokens.key.shape[1] < tokens.key.shape[2] else LONG_RATIO)
     if tokens.gram is not None:
         limit = torch.where((tokens.gram == 0).flatten(1).all(1), limit, STATE_RATIO)
@@ -201,9 +194,8 @@ def _token_by_token(nine: Nine, transposed: bool) -> tuple[Tensor, Report, Tenso
     return out.to(dtype), report, ratio < limit
 
 
-def _query_by_query(nine: Nine) -> tuple[Tensor, Report]:
+def _query_by_query(tokens: Tokens) -> tuple[Tensor, Report]:
     """Every token's fit by the accuracy ladder, from the keys themselves; differentiable to any order."""
-    tokens, decay = Tokens._make(nine[:8]), nine[8]
     if tokens.gram is not None:
         checks.require_values(tokens.weight, tokens.alpha, tokens.gain)
         least = float(tokens.alpha.detach().min())
@@ -214,7 +206,7 @@ def _query_by_query(nine: Nine) -> tuple[Tensor, Report]:
         )
     dual = tokens.key.shape[1] < tokens.key.shape[2]
     value = tokens.key[..., :1] if tokens.value is None else tokens.value
-    base = Problem(tokens.query, tokens.key, value, tokens.weight, tokens.alpha, tokens.gain)
+    base, decay = Problem(tokens.query, tokens.key, value, tokens.weight, tokens.alpha, tokens.gain), tokens.decay
     share = None if decay is None else fading(decay, decay.shape[1]).share.squeeze(1).to(base.key.dtype)
 
     def taken(start: int, rows: int, seen: int) -> Tensor:
@@ -233,59 +225,59 @@ def _query_by_query(nine: Nine) -> tuple[Tensor, Report]:
     return each_query(base, taken, True, solve)
 
 
-def _first(grads: Sequence[Tensor | None], saved: Saved, needs: Sequence[bool]) -> Nine:
+def _first(grads: Sequence[Tensor | None], saved: Saved, needs: Sequence[bool]) -> Slopes:
     """The first derivatives. In a graph also of sequences that went query by query; elsewhere those have their own."""
-    (grad,), nine, way, (transposed,) = grads, saved.tensors, saved.outputs[0], saved.options
+    (grad,), tokens, way, (transposed,) = grads, Tokens._make(saved.tensors), saved.outputs[0], saved.options
     assert grad is not None
     hidden = any(needs[3:6])
     if saved.seen is not None or transposed or not bool((way == FAR).any()):
-        return pull_first(grad, nine, way, transposed, hidden, needs[8])
+        return pull_first(grad, tokens, way, transposed, hidden, needs[8])
     with torch.enable_grad():
-        own = [None if x is None else x.detach().requires_grad_() for x in nine]
-        out, _ = causal(Tokens._make(own[:8]), own[8])
+        own = tokens.each(lambda x: x.detach().requires_grad_())
+        out, _ = causal(own)
         found = iter(torch.autograd.grad(out, [x for x in own if x is not None], grad, allow_unused=True))
     return tuple(None if x is None else next(found) for x in own)
 
 
-def _any_order(grads: Sequence[Tensor | None], saved: Saved, needs: Sequence[bool]) -> Nine:
+def _any_order(grads: Sequence[Tensor | None], saved: Saved, needs: Sequence[bool]) -> Slopes:
     assert grads[0] is not None
-    return _pull(grads[0], saved.tensors, saved.options[0], _again)
+    return _pull(grads[0], Tokens._make(saved.tensors), saved.options[0], _again)
 
 
-def pull_first(grad: Tensor, nine: Nine, way: Tensor, transposed: bool, hidden: bool, gates: bool) -> Nine:
+def pull_first(grad: Tensor, tokens: Tokens, way: Tensor, transposed: bool, hidden: bool, gates: bool) -> Slopes:
     """First-order gradients of all nine but for sequences that are FAR: those have 0. Looks at the host.
 
     `hidden`: those of weights, alpha or gain are asked for, where what is large cancels. `gates`: those of decays are.
     """
-    tokens, decay = Tokens._make(nine[:8]), nine[8]
-    fades = decay is not None and tokens.key.numel() > 0
+    fades = tokens.decay is not None and tokens.key.numel() > 0
     slow = way >= (STEEP if fades or (hidden and tokens.weight is not None) else ROOTED)
     if transposed or (fades and bool(slow.all())):
-        return _pull(grad, nine, transposed, _plain)
-    if decay is not None and fades:
-        quick = forget.pull(grad, tokens, decay, gates)
+        return _pull(grad, tokens, transposed, _plain)
+    if fades:
+        quick = forget.pull(grad, tokens, gates)
     else:
-        quick = (*pull_causal(grad, tokens), decay)
+        quick = pull_causal(grad, tokens)
         if hidden and bool((way == STEEP).any()):
-            slow = slow | ((way == STEEP) & _lost(quick, nine))
+            slow = slow | ((way == STEEP) & _lost(quick, tokens))
     if not bool(slow.any()):
         return quick
     index = slow.nonzero()[:, 0]
-    again = _pull(grad[index], _take(nine, index), False, _plain)
+    again = _pull(grad[index], tokens.take(index), False, _plain)
     if hidden and tokens.gram is not None:
-        _warn_of_alpha(grad[index], _take(nine, index), again[4])
+        _warn_of_alpha(grad[index], tokens.take(index), again[4])
     return tuple(x if x is None or y is None else x.index_copy(0, index, y) for x, y in zip(quick, again, strict=True))
 
 
-def _warn_of_alpha(grad: Tensor, nine: Nine, found: Tensor | None) -> None:
+def _warn_of_alpha(grad: Tensor, tokens: Tokens, found: Tensor | None) -> None:
     """Where alpha's gradient moves if the sums of a state, all that is known of it, move by their own rounding."""
-    gram, cross = nine[6:8]
+    gram, cross = tokens.gram, tokens.cross
     assert gram is not None
     if found is None or not bool(gram.any()):
         return
-    moved = _pull(grad, (*nine[:6], _rounded(gram), None if cross is None else _rounded(cross), nine[8]), False, _plain)
-    assert moved[4] is not None
-    gap, size = (x.double().reshape(len(gram), -1).norm(dim=1) for x in (moved[4] - found, found))
+    cross = None if cross is None else _rounded(cross)
+    moved = _pull(grad, tokens._replace(gram=_rounded(gram), cross=cross), False, _plain)[4]
+    assert moved is not None
+    gap, size = (x.double().reshape(len(gram), -1).norm(dim=1) for x in (moved - found, found))
     error = torch.where(gap > 0, gap / size, 0.0)
     remedy = "or give all tokens in one call: of the tokens in a state only sums are known"
     warn_inaccurate(Report(torch.full_like(error, QR), torch.zeros_like(error), error), "gradients of alpha", remedy)
@@ -299,14 +291,11 @@ def _rounded(sums: Tensor) -> Tensor:
     return sums * (1 + 4 * torch.finfo(sums.dtype).eps * signs)
 
 
-def _lost(found: Nine, nine: Nine) -> Tensor:
+def _lost(found: Slopes, tokens: Tokens) -> Tensor:
     """Where alpha's gradient, sum z_t r_t, may have lost more than 1e-3: |z_t| <= |q_t| |A_t^-1|, and of r_t = W_t g_t,
     the gradient of the query, eps |A_t| |A_t^-1| is rounding. |A_t^-1| is 1 / alpha until keys point everywhere.
     """
-    query, key, _, weight, alpha, gain, gram, *_ = (None if x is None else x.double() for x in nine)
-    assert query is not None
-    assert key is not None
-    assert alpha is not None
+    query, key, _, weight, alpha, gain, gram, *_ = tokens.each(Tensor.double)
     assert found[0] is not None
     assert found[4] is not None
     counted = key if weight is None else weight.unsqueeze(-1) * key
@@ -336,48 +325,38 @@ def _again(*args: Any) -> Tensor:
     return CAUSAL.function.apply(*args, Note())[0]
 
 
-def _solver(nine: Nine, call: Callable[..., Tensor]) -> tuple[Nine, gradients.Fits]:
+def _solver(tokens: Tokens, call: Callable[..., Tensor]) -> tuple[Tokens, gradients.Fits]:
     """All in float64, where products that cancel leave enough; and fits of other rows, as `gradients` asks for them."""
-    assert nine[1] is not None
-    if has_float64(nine[1].device):
-        nine = tuple(None if x is None else x.double() for x in nine)
+    wide = tokens.each(Tensor.double) if has_float64(tokens.key.device) else tokens
 
     def solve(rows: Tensor, values: bool, transposed: bool) -> Tensor:
-        _, key, value, *middle, cross, decay = nine
-        kept = (value, cross) if values else (None, None)
-        return call(rows, key, kept[0], *middle, kept[1], decay, transposed)
+        kept = wide if values else wide._replace(value=None, cross=None)
+        return call(*kept._replace(query=rows), transposed)
 
-    return nine, solve
+    return wide, solve
 
 
-def _pull(grad: Tensor, nine: Nine, transposed: bool, call: Callable[..., Tensor]) -> Nine:
-    assert nine[1] is not None
-    if not nine[1].numel():
-        return tuple(None if x is None else torch.zeros_like(x) for x in nine)
-    wide, solve = _solver(nine, call)
-    x, values = wide[0], wide[2] is not None
-    assert x is not None
+def _pull(grad: Tensor, tokens: Tokens, transposed: bool, call: Callable[..., Tensor]) -> Slopes:
+    if not tokens.key.numel():
+        return tokens.each(torch.zeros_like)
+    wide, solve = _solver(tokens, call)
+    x, values = wide.query, wide.value is not None
     grad = grad.to(x.dtype)
     query, told = (grad, x) if transposed else (x, grad)
     found, _ = gradients.pull(told, solve(query, False, False), solve(told, values, values), wide)
     if transposed:
         found = (solve(query, True, False), *found[1:])
-    return tuple(None if x is None or y is None else y.to(x.dtype) for x, y in zip(nine, found, strict=True))
+    return tuple(None if x is None or y is None else y.to(x.dtype) for x, y in zip(tokens, found, strict=True))
 
 
 def _push(tangents: Sequence[Tensor | None], saved: Saved) -> tuple[Tensor]:
-    nine, (transposed,) = saved.tensors, saved.options
-    assert nine[1] is not None
-    wide, solve = _solver(nine, _again)
-    moved = [
+    tokens, (transposed,) = Tokens._make(saved.tensors), saved.options
+    wide, solve = _solver(tokens, _again)
+    moved = Tokens._make(
         None if x is None else torch.zeros_like(x) if t is None else t.to(x.dtype)
         for x, t in zip(wide, tangents, strict=True)
-    ]
-    return (gradients.push(wide, moved, transposed, solve).to(nine[1].dtype),)
-
-
-def _take(nine: Nine, index: Tensor) -> Nine:
-    return tuple(None if x is None else x[index] for x in nine)
+    )
+    return (gradients.push(wide, moved, transposed, solve).to(tokens.key.dtype),)
 
 
 def _shapes(query: Tensor, key: Tensor, value: Tensor | None, *_: object) -> tuple[Tensor, Tensor, Tensor]:

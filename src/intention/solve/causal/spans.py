@@ -13,7 +13,6 @@ from intention.solve.causal.chunks import (
     Chunked,
     Later,
     Pulled,
-    Tokens,
     answers,
     blocks,
     chunked,
@@ -24,6 +23,7 @@ from intention.solve.causal.chunks import (
 )
 from intention.solve.ladder import FLOAT64, PRIMAL, Report, has_float64, pack
 from intention.solve.native import causal as native
+from intention.solve.problem import Tokens
 
 # Tokens of a chunk. The first is short: with few tokens float64 is needed most often. The next ones are as long as all
 # before them, so that Sigma does not grow much within a chunk, up to LONGEST. Those of gradients stay short, because
@@ -34,7 +34,7 @@ EASY = 30.0  # the ratio below which float32 serves: of the largest diagonal ent
 SPAN = 16  # chunks that are worked on at once: enough to call LAPACK for, and what they need stays in the cache
 
 
-class Sums(NamedTuple):
+class Prefix(NamedTuple):
     """K'WK and K'WV of all tokens so far, (B, d, d) and (B, d, k), float64."""
 
     gram: Tensor | None
@@ -46,7 +46,7 @@ class Span(NamedTuple):
 
     own: Chunked
     before: Before
-    after: Sums
+    after: Prefix
 
 
 def solve_causal(tokens: Tokens) -> tuple[Tensor, Tensor, bool]:
@@ -59,14 +59,14 @@ def solve_causal(tokens: Tokens) -> tuple[Tensor, Tensor, bool]:
     if not (out.shape[0] and out.shape[1]):
         one = tokens.key.new_ones(len(tokens.key))
         return out, pack(Report(PRIMAL * one, one, torch.finfo(out.dtype).eps * one)), False
-    reports = [_solve_group(_sequences(tokens, group), out[group]) for group in _groups(tokens)]
+    reports = [_solve_group(tokens.take(group), out[group]) for group in _groups(tokens)]
     return out, pack(Report(*(torch.cat(parts) for parts in zip(*reports, strict=True)))), False
 
 
 def _solve_group(tokens: Tokens, out: Tensor) -> Report:
     dtype = tokens.key.dtype
     ratios, errors, route, first = [], [], PRIMAL, 0
-    sums = Sums(tokens.gram, tokens.cross)
+    sums = Prefix(tokens.gram, tokens.cross)
     for own in (spans := _spans(tokens, LONGEST)):
         span = fit_span(own, sums, own is spans[-1])
         shape = own.key.shape[:3]
@@ -85,12 +85,12 @@ def _solve_group(tokens: Tokens, out: Tensor) -> Report:
 def pull_causal(grad: Tensor, tokens: Tokens) -> Tokens:
     """The gradients of all tensors of `tokens`, in the precisions of the forward."""
     steep = tokens.value is None and _steep(tokens)
-    if not steep and (found := native.backward(grad, *tokens)) is not None:
+    if not steep and (found := native.backward(grad, tokens)) is not None:
         pulled = Pulled._make(found[:6])  # without weights their gradient is not asked for
         return _grads([pulled], None if found.gram is None else Later(found.cross, found.gram), tokens)
     if not (tokens.key.shape[0] and tokens.key.shape[1]):
-        return Tokens._make(None if x is None else torch.zeros_like(x) for x in tokens)
-    parts = [_pull_group(grad[group], _sequences(tokens, group)) for group in _groups(tokens)]
+        return tokens.each(torch.zeros_like)
+    parts = [_pull_group(grad[group], tokens.take(group)) for group in _groups(tokens)]
     return Tokens._make(None if xs[0] is None else torch.cat(xs) for xs in zip(*parts, strict=True))
 
 
@@ -107,7 +107,7 @@ def _pull_group(grad: Tensor, tokens: Tokens) -> Tokens:
     """Fits are made again: to keep them would take more memory than the tokens do."""
     spans = _spans(tokens, PULLED)
     grads = [own.query for own in _spans(tokens._replace(query=grad, value=None), PULLED)]
-    before = [Sums(tokens.gram, tokens.cross)]
+    before = [Prefix(tokens.gram, tokens.cross)]
     for own in spans[:-1]:
         before.append(_add(before[-1], own))
     later, pulled = _nothing(tokens), []
@@ -148,11 +148,7 @@ def _part(tokens: Tokens, first: int, last: int) -> Tokens:
     return Tokens._make((*(None if x is None else x[:, first:last] for x in tokens[:4]), *tokens[4:]))
 
 
-def _sequences(tokens: Tokens, group: slice) -> Tokens:
-    return Tokens._make(None if x is None else x[group] for x in tokens)
-
-
-def fit_span(own: Chunked, before: Sums, last: bool) -> Span:
+def fit_span(own: Chunked, before: Prefix, last: bool) -> Span:
     """`last`: the sums after it are not needed."""
     dtype = own.key.dtype
     if dtype == torch.float64 or not has_float64(own.key.device):
@@ -171,12 +167,12 @@ def _first_ratio(own: Chunked) -> Tensor:
     return squares.sum(1).amax(-1) * gain / alpha + 1
 
 
-def _fit(chunks: Chunked, before: Sums, last: bool, dtype: torch.dtype) -> Span:
+def _fit(chunks: Chunked, before: Prefix, last: bool, dtype: torch.dtype) -> Span:
     shape, own = chunks.key.shape[:2], chunks.flat(dtype)
     key = own.key if own.weight is None else own.weight * own.key
     if last and shape[1] == 1:
         gram, cross = (None if x is None else x.to(dtype, copy=True) for x in before)
-        return Span(own, fit_before(own, gram, cross, (key * own.key).sum(1)), Sums(None, None))
+        return Span(own, fit_before(own, gram, cross, (key * own.key).sum(1)), Prefix(None, None))
     step, cross, all_cross = torch.bmm(key.mT, own.key), None, None
     gram, all_gram = running(before.gram, step.unflatten(0, shape))
     if own.value is not None:
@@ -184,24 +180,24 @@ def _fit(chunks: Chunked, before: Sums, last: bool, dtype: torch.dtype) -> Span:
         cross = cross.flatten(0, 1)
     start = None if before.gram is None and shape[1] == 1 else gram.flatten(0, 1)
     fits = fit_before(own, start, cross, step.diagonal(0, -2, -1))
-    return Span(own, fits, Sums(all_gram, all_cross))
+    return Span(own, fits, Prefix(all_gram, all_cross))
 
 
-def _gram_before(own: Chunked, before: Sums, dtype: torch.dtype) -> Tensor:
+def _gram_before(own: Chunked, before: Prefix, dtype: torch.dtype) -> Tensor:
     """S before each chunk, flat."""
     shape, own = own.key.shape[:2], own.flat(dtype)
     key = own.key if own.weight is None else own.weight * own.key
     return running(before.gram, torch.bmm(key.mT, own.key).unflatten(0, shape))[0].flatten(0, 1)
 
 
-def _add(before: Sums, own: Chunked) -> Sums:
+def _add(before: Prefix, own: Chunked) -> Prefix:
     """The sums after some chunks."""
     key = (own.key if own.weight is None else own.weight * own.key).flatten(1, 2).double()
     gram, cross = key.mT @ own.key.flatten(1, 2).double(), None
     if own.value is not None:
         cross = key.mT @ own.value.flatten(1, 2).double()
         cross = cross if before.cross is None else before.cross + cross
-    return Sums(gram if before.gram is None else before.gram + gram, cross)
+    return Prefix(gram if before.gram is None else before.gram + gram, cross)
 
 
 def _nothing(tokens: Tokens) -> Later:

@@ -10,7 +10,6 @@ or kernel fit needs; it is computed as w^1/2 (c w^1/2 S w^1/2 + alpha I)^-1 w^1/
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -19,7 +18,7 @@ from torch import Tensor
 from intention import _checks as checks
 from intention.solve.factor import inverse_of_lower
 from intention.solve.ladder import PINV, PRIMAL, Report, pack, screen, unpack, warn_inaccurate
-from intention.solve.operator import Operator, Saved
+from intention.solve.operator import Operator, Saved, flat
 
 EPS = torch.finfo(torch.float64).eps
 # A lower bound of the condition beyond which alpha = 0 may mean "singular": the spectrum is looked at.
@@ -48,15 +47,11 @@ def inverse(
     shapes |= {} if gain is None else {"gain": gain.shape}
     shapes |= {} if weight is None else {"weight": weight.shape[:-1]}
     lead, n = checks.leading(**shapes), matrix.shape[-1]
-    batch = math.prod(lead)
-    if n == 0 or batch == 0:
+    if n == 0 or 0 in lead:
         zero = alpha.expand(lead) * 0
         return matrix.expand(*lead, n, n) * 1.0, zero, Report(zero, zero + 1, zero)
-
-    def flat(x: Tensor | None, *own: int) -> Tensor | None:
-        return None if x is None else x.expand((*lead, *own)).reshape(batch, *own)
-
-    out, logdet, packed = INVERSE(flat(matrix, n, n), flat(weight, n), flat(alpha), flat(gain), quiet, rounding)
+    tensors = flat(matrix, lead, n, n), flat(weight, lead, n), flat(alpha, lead), flat(gain, lead)
+    out, logdet, packed = INVERSE(*tensors, quiet, rounding)
     return out.reshape(*lead, n, n), logdet.reshape(lead), unpack(packed.reshape(*lead, 3))
 
 
@@ -177,8 +172,7 @@ def _turn(
     if weight is None:
         return _turn_symmetric(grad, scaled, out), out.new_zeros(())
     # A = R M^+ R and M = R cS R with R = W^1/2, on the rows that count
-    root = torch.where(weight > 0, weight, 1.0).sqrt() * (weight > 0)
-    back = torch.where(weight > 0, 1 / torch.where(weight > 0, root, 1.0), 0.0)
+    root, back = _roots(weight)
     pseudo = out * back.unsqueeze(-1) * back.unsqueeze(-2)
     m = scaled * root.unsqueeze(-1) * root.unsqueeze(-2)
     inside = grad * root.unsqueeze(-1) * root.unsqueeze(-2)
@@ -187,6 +181,13 @@ def _turn(
     # d<G, A> / dr_i = 2 (G R M^+)_ii + 2 (gM R cS)_ii, dr = dw / 2r
     along = torch.bmm(grad * root.unsqueeze(-2), pseudo) + torch.bmm(whole * root.unsqueeze(-2), scaled)
     return turned * root.unsqueeze(-1) * root.unsqueeze(-2), along.diagonal(0, -2, -1) * back
+
+
+def _roots(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """W^1/2 and its inverse, 0 where the weight is."""
+    there = weight > 0
+    root = torch.where(there, weight, 1.0).sqrt() * there
+    return root, torch.where(there, 1 / torch.where(there, root, 1.0), 0.0)
 
 
 def _turn_symmetric(x: Tensor, sigma: Tensor, pseudo: Tensor) -> Tensor:
@@ -225,9 +226,7 @@ def _push(tangents: Sequence[Tensor | None], saved: Saved) -> tuple[Tensor, Tens
 
 def _push_weighted(moved: Tensor, scaled: Tensor, weight: Tensor, weight_t: Tensor | None, out: Tensor) -> Tensor:
     """The tangent of A = R M^+ R, M = R cS R, R = W^1/2, where M is singular; rows of weight 0 stay out."""
-    there = weight > 0
-    root = torch.where(there, weight, 1.0).sqrt() * there
-    back = torch.where(there, 1 / torch.where(there, root, 1.0), 0.0)
+    root, back = _roots(weight)
     root_t = torch.zeros_like(root) if weight_t is None else 0.5 * back * weight_t
     column, row = root.unsqueeze(-1), root.unsqueeze(-2)
     pseudo, m = out * back.unsqueeze(-1) * back.unsqueeze(-2), scaled * column * row

@@ -17,10 +17,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import NamedTuple
 
@@ -115,42 +114,32 @@ def fingerprint(compiler: list[str], unit: Unit, flags: tuple[str, ...]) -> str:
     return hashlib.sha256(b"\0".join(parts)).hexdigest()
 
 
-class Objects:
-    """Compiles units into `folder`, or takes them from the cache; tells of each as it is done."""
+def make_objects(
+    compiler: list[str], plan: list[Unit], flags: tuple[str, ...], folder: Path, say: Callable[[str], None]
+) -> list[str]:
+    """In the order of the plan; tells of each as it is done. The last instruction set takes longest: it is first."""
+    with ThreadPoolExecutor(min(usable_cores(), MOST_PROCESSES)) as pool:
+        begun = {pool.submit(make_object, compiler, unit, flags, folder): unit for unit in reversed(plan)}
+        for done, made in enumerate(as_completed(begun), 1):
+            _, how = made.result()
+            say(f"intention: {done:2}/{len(plan)} {begun[made].object_name.removesuffix('.o')} ({how})")
+        return [str(made.result()[0]) for made in reversed(begun)]
 
-    def __init__(self, compiler: list[str], flags: tuple[str, ...], folder: Path, say: Callable[[str], None]) -> None:
-        self.compiler, self.flags, self.folder, self.say = compiler, flags, folder, say
-        self.cache = Path(os.environ[CACHE]) if os.environ.get(CACHE) else None
-        self.done = 0
-        self.lock = threading.Lock()
 
-    def make(self, plan: list[Unit]) -> list[str]:
-        """The objects in the order of the plan. The last instruction set takes longest, so it is begun first."""
-        self.total = len(plan)
-        with ThreadPoolExecutor(min(usable_cores(), MOST_PROCESSES)) as pool:
-            begun = [pool.submit(self.one, unit) for unit in reversed(plan)]
-            return [str(made.result()) for made in reversed(begun)]
-
-    def one(self, unit: Unit) -> Path:
-        flags = (*COMMON, *self.flags, *unit.flags)
-        kept = self.cache / f"{fingerprint(self.compiler, unit, flags)}.o" if self.cache else None
-        if kept and kept.exists():
-            self.tell(unit, "from an earlier build")
-            return kept
-        made, start = Path(self.folder, unit.object_name), time.monotonic()
-        run([*self.compiler, *flags, "-c", str(unit.source), "-o", str(made)])
-        self.tell(unit, f"{time.monotonic() - start:.0f} s")
-        if kept:
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            whole = kept.with_name(f"{kept.name}.{os.getpid()}")  # another process may look for it meanwhile
-            shutil.copyfile(made, whole)
-            os.replace(whole, kept)
-        return made
-
-    def tell(self, unit: Unit, how: str) -> None:
-        with self.lock:
-            self.done += 1
-            self.say(f"intention: {self.done:2}/{self.total} {unit.object_name.removesuffix('.o')} ({how})")
+def make_object(compiler: list[str], unit: Unit, flags: tuple[str, ...], folder: Path) -> tuple[Path, str]:
+    """Compiled into `folder`, or taken from the cache; and how long that took."""
+    flags, cache = (*COMMON, *flags, *unit.flags), os.environ.get(CACHE)
+    kept = Path(cache, f"{fingerprint(compiler, unit, flags)}.o") if cache else None
+    if kept and kept.exists():
+        return kept, "from an earlier build"
+    made, start = Path(folder, unit.object_name), time.monotonic()
+    run([*compiler, *flags, "-c", str(unit.source), "-o", str(made)])
+    if kept:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        whole = kept.with_name(f"{kept.name}.{os.getpid()}")  # another process may look for it meanwhile
+        shutil.copyfile(made, whole)
+        os.replace(whole, kept)
+    return made, f"{time.monotonic() - start:.0f} s"
 
 
 def compile_library(folder: Path, out: Path, sanitize: str | None = None, say: Callable[[str], None] = print) -> None:
@@ -161,7 +150,7 @@ def compile_library(folder: Path, out: Path, sanitize: str | None = None, say: C
     out.parent.mkdir(parents=True, exist_ok=True)
     # beside `out`, so that the last step is a rename: a process that has the old library loaded keeps it whole
     with tempfile.TemporaryDirectory(prefix=".build-", dir=out.parent) as scratch:
-        objects = Objects(compiler, extra, Path(scratch), say).make(plan)
+        objects = make_objects(compiler, plan, extra, Path(scratch), say)
         linked = Path(scratch, NAME)
         run([*compiler, *extra, "-shared", "-pthread", *objects, "-ldl", "-o", str(linked)])
         os.replace(linked, out)

@@ -48,6 +48,14 @@ def described(x: Tensor) -> tuple[Tensor, tuple[int, int, int, int]]:
     return x, (x.data_ptr(), strides[0], strides[1], strides[2])
 
 
+def incoming(grad: Tensor, dtype: torch.dtype) -> tuple[Tensor, tuple[int, int, int, int]] | None:
+    """`described`; None where it cannot be read as it is."""
+    try:
+        return described(grad) if readable(grad, dtype) else None
+    except RuntimeError:  # torch.autograd.grad(is_grads_batched=True): a tensor without memory of its own
+        return None
+
+
 def room(like: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Uninitialised and contiguous; half the time of `new_empty` in the usual case."""
     return torch.empty_like(like) if like.shape == shape and like.is_contiguous() else like.new_empty(shape)

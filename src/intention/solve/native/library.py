@@ -16,7 +16,7 @@ ABI = 7  # what the exported functions of this version take and return; dispatch
 PATH = Path(__file__).with_name("_kernels.so")
 
 
-class Found(NamedTuple):
+class Loaded(NamedTuple):
     """A library, or the reason why there is none; `broken` if there is a file that should have served."""
 
     library: ctypes.CDLL | None = None
@@ -26,7 +26,7 @@ class Found(NamedTuple):
     broken: bool = False
 
 
-_found: Found | None = None  # not functools.cache: where warnings are errors, the answer must be kept all the same
+_found: Loaded | None = None  # not functools.cache: where warnings are errors, the answer must be kept all the same
 _off = False
 _forked = False
 
@@ -98,10 +98,10 @@ def off() -> Iterator[None]:
         _off = before
 
 
-def _look() -> Found:
+def _look() -> Loaded:
     global _found
     if _off:
-        return Found(reason="switched off by library.off()")
+        return Loaded(reason="switched off by library.off()")
     if _found is None:
         _found = _load(os.environ.get("INTENTION_NATIVE", ""))
         if _found.broken:
@@ -109,14 +109,14 @@ def _look() -> Found:
     return _found
 
 
-def _load(setting: str) -> Found:
+def _load(setting: str) -> Loaded:
     """`setting` is INTENTION_NATIVE: "0" for none, the path of another library (a sanitizer's build), or nothing."""
     if setting == "0":
-        return Found(reason="switched off: INTENTION_NATIVE is 0")
+        return Loaded(reason="switched off: INTENTION_NATIVE is 0")
     path = PATH if setting in ("", "1") else Path(setting)
     if not path.exists():
         built_without = "the package was built without a C++ compiler or with INTENTION_NATIVE=0"
-        return Found(reason=f"there is no {path}: {built_without if path == PATH else 'INTENTION_NATIVE names it'}")
+        return Loaded(reason=f"there is no {path}: {built_without if path == PATH else 'INTENTION_NATIVE names it'}")
     try:
         loaded = ctypes.CDLL(str(path))
         loaded.intention_native_abi.restype = ctypes.c_int
@@ -128,9 +128,9 @@ def _load(setting: str) -> Found:
         return _broken(f"{path} has interface {abi}")
     if _forked:
         loaded.intention_native_forked()
-    return Found(loaded, str(path), loaded.intention_native_arch().decode())
+    return Loaded(loaded, str(path), loaded.intention_native_arch().decode())
 
 
-def _broken(what: str) -> Found:
+def _broken(what: str) -> Loaded:
     wanted = f"wanted is a library with interface {ABI}; until then everything runs in torch"
-    return Found(reason=f"{what}; {wanted}. Reinstall intention (in a clone: make native).", broken=True)
+    return Loaded(reason=f"{what}; {wanted}. Reinstall intention (in a clone: make native).", broken=True)

@@ -1,4 +1,4 @@
-"""The compiled ridge: what `solve_batch` and its backward do, for CPU tensors."""
+"""The compiled ridge: what `solve_batch` and `transform_rows` and their backwards do, for CPU tensors."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from typing import NamedTuple
 from torch import Tensor
 
 from intention.solve.factor import wants_inverse
-from intention.solve.native.call import BACKWARD, FORWARD, call, described, pointer, readable, room
+from intention.solve.native.call import BACKWARD, FORWARD, call, incoming, pointer, readable, room
 from intention.solve.native.library import kernel
 from intention.solve.problem import Grads, Needs, Plan, Problem
 
+_ROWS = Plan(dual=False, intercept=False, scale=1.0)
+Points = tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor | None]  # rows, key, weight, alpha, gain
 
-class Found(NamedTuple):
+
+class Fitted(NamedTuple):
     out: Tensor
     coef: Tensor  # (B, n, k)
     matrix: Tensor  # (B, n, n): Sigma^-1 or L, as `factor.Factor` has it
@@ -20,7 +23,7 @@ class Found(NamedTuple):
     status: int
 
 
-def forward(problem: Problem, plan: Plan, keep: bool = True) -> Found | None:
+def forward(problem: Problem, plan: Plan, keep: bool = True) -> Fitted | None:
     """Gram, factor, solution and prediction of every element; None where the kernels do not apply.
 
     Coefficients and factor are what a backward needs; without `keep` they are anything.
@@ -39,7 +42,7 @@ def forward(problem: Problem, plan: Plan, keep: bool = True) -> Found | None:
         coef, matrix = query.new_empty((batch, size, columns)), query.new_empty((batch, size, size))
     ends = coef.data_ptr() if keep else 0, matrix.data_ptr() if keep else 0, out.data_ptr(), report.data_ptr()
     status = function(FORWARD.pack(*block.numbers, *ends))
-    return Found(out, coef, matrix, report, status)
+    return Fitted(out, coef, matrix, report, status)
 
 
 def backward(
@@ -52,16 +55,10 @@ def backward(
     query, key, value, weight, alpha, gain = problem
     needs_weight, needs_gain = needs.weight and weight is not None, needs.gain and gain is not None
     function = kernel("intention_ridge_backward")
-    if function is None:
-        return None
-    if not (readable(grad, query.dtype) and readable(coef, query.dtype) and readable(matrix, query.dtype)):
+    if function is None or not (readable(coef, query.dtype) and readable(matrix, query.dtype)):
         return None
     block = call(*problem, plan, wants_inverse(matrix.shape[-1], coef.shape[-1]))
-    if block is None:
-        return None
-    try:
-        grad, g = described(grad)
-    except RuntimeError:  # torch.autograd.grad(is_grads_batched=True): a tensor without memory of its own
+    if block is None or (read := incoming(grad, query.dtype)) is None:
         return None
     coef, matrix = coef.contiguous(), matrix.contiguous()
     route = (0, 0) if packed is None else (packed.data_ptr(), packed.stride(0))
@@ -77,6 +74,49 @@ def backward(
         key.new_empty(batch) if needs.alpha else None,
     )
     d_query, d_key, d_value, d_weight, d_alpha, d_gain, terms = map(pointer, grads)
-    ends = coef.data_ptr(), matrix.data_ptr(), *route, 0, *g
+    ends = coef.data_ptr(), matrix.data_ptr(), *route, 0, *read[1]
     status = function(BACKWARD.pack(*block.numbers, *ends, d_query, d_key, d_value, d_weight, d_alpha, terms, d_gain))
     return grads, status
+
+
+class Moved(NamedTuple):
+    out: Tensor  # (B, M, n)
+    matrix: Tensor  # (B, n, n): Sigma^-1 or L
+    packed: Tensor  # (B, 3), as in `ladder`; ratios are screened
+    status: int
+
+
+def rows_forward(points: Points, inverse: bool, keep: bool = True) -> Moved | None:
+    """rows Sigma^-1. None where the kernels do not apply. Without `keep` the factor is anything."""
+    rows, key, weight, alpha, gain = points
+    function = kernel("intention_transform_forward")
+    if function is None or (block := call(rows, key, None, weight, alpha, gain, _ROWS, inverse)) is None:
+        return None
+    batch, n = alpha.shape[0], key.shape[-1]
+    out, packed = rows.new_empty(rows.shape), rows.new_empty((batch, 3))
+    matrix = rows.new_empty((batch, n, n)) if keep else packed
+    kept = matrix.data_ptr() if keep else 0
+    status = function(FORWARD.pack(*block.numbers, 0, kept, out.data_ptr(), packed.data_ptr()))
+    return Moved(out, matrix, packed, status)
+
+
+def rows_backward(
+    grad: Tensor, out: Tensor, points: Points, matrix: Tensor, packed: Tensor | None, inverse: bool
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor | None] | None:
+    """Gradients of rows, keys (one per element of the batch), weight, alpha and gain; of elements the kernel solved."""
+    rows, key, weight, alpha, gain = points
+    function = kernel("intention_transform_backward")
+    if function is None or not readable(matrix, out.dtype):
+        return None
+    block = call(rows, key, None, weight, alpha, gain, _ROWS, inverse)
+    if block is None or (read := incoming(grad, out.dtype)) is None:
+        return None
+    matrix, out = matrix.contiguous(), out.contiguous()
+    route = (0, 0) if packed is None else (packed.data_ptr(), packed.stride(0))
+    batch = alpha.shape[0]
+    d_rows, d_key = out.new_empty(out.shape), out.new_empty((batch, *key.shape[-2:]))
+    d_weight = None if weight is None else out.new_empty(weight.shape)
+    d_alpha, d_gain = out.new_empty(batch), None if gain is None else out.new_empty(batch)
+    places = map(pointer, (d_rows, d_key, None, d_weight, d_alpha, None, d_gain))
+    function(BACKWARD.pack(*block.numbers, 0, matrix.data_ptr(), *route, out.data_ptr(), *read[1], *places))
+    return d_rows, d_key, d_weight, d_alpha, d_gain

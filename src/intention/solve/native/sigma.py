@@ -16,9 +16,8 @@ from intention.solve.native.call import (
     SOME_LEFT,
     Call,
     call,
-    described,
+    incoming,
     pointer,
-    readable,
     room,
 )
 from intention.solve.native.library import available, kernel
@@ -29,7 +28,7 @@ _PLANS = [Plan(dual, intercept=False, scale=1.0) for dual in (False, True)]
 _ROWS = 64  # queries that are worth a part of their own: a block of the kernel
 
 
-class Found(NamedTuple):
+class Attended(NamedTuple):
     out: Tensor  # (B, M, k), or with as many dimensions as the problem has
     packed: Tensor  # (B, 3), as in `ladder`
     parts: int  # into which the queries of an element were split; each counts as an element below
@@ -37,7 +36,7 @@ class Found(NamedTuple):
     matrix: Tensor  # (B * parts, n, n): Sigma^-1 or L, n the smaller of N and d
 
 
-def forward(problem: Problem, keep: bool) -> Found | None:
+def forward(problem: Problem, keep: bool) -> Attended | None:
     """softmax(Q Sigma^-1 K') V. None where the kernel does not apply, or an element is beyond double precision.
 
     `kept` and `matrix` are what a backward needs; without `keep` they are anything.
@@ -57,19 +56,17 @@ def forward(problem: Problem, keep: bool) -> Found | None:
     if function(FORWARD.pack(*block.numbers, *ends)) == SOME_LEFT:
         return None
     packed = packed.view(batch, parts, 3).amax(1) if parts > 1 else packed  # in double if one part is
-    return Found(out, packed, parts, kept, matrix)
+    return Attended(out, packed, parts, kept, matrix)
 
 
-def backward(problem: Problem, found: Found, grad: Tensor, needs: Needs) -> Grads | None:
+def backward(problem: Problem, found: Attended, grad: Tensor, needs: Needs) -> Grads | None:
     """First-order gradients; None where the gradient has no memory that could be read."""
     function = kernel("intention_sigma_backward")
-    if function is None or not readable(grad, found.out.dtype) or (block := _call(problem, found.parts)) is None:
+    if function is None or (block := _call(problem, found.parts)) is None:
         return None
     query, key, value, _, alpha, gain = problem
     split = found.kept.shape[0]
-    try:
-        grad, g = described(grad.reshape(split, -1, grad.shape[-1]))
-    except RuntimeError:  # torch.autograd.grad(is_grads_batched=True): a tensor without memory of its own
+    if (read := incoming(grad.reshape(split, -1, grad.shape[-1]), found.out.dtype)) is None:
         return None
     grads = Grads(
         room(query, query.shape) if needs.query else None,
@@ -82,7 +79,7 @@ def backward(problem: Problem, found: Found, grad: Tensor, needs: Needs) -> Grad
     )
     kept, matrix, out = found.kept.contiguous(), found.matrix.contiguous(), found.out.contiguous()
     route = found.packed.repeat_interleave(found.parts, 0) if found.parts > 1 else found.packed
-    ends = kept.data_ptr(), matrix.data_ptr(), route.data_ptr(), route.stride(0), out.data_ptr(), *g
+    ends = kept.data_ptr(), matrix.data_ptr(), route.data_ptr(), route.stride(0), out.data_ptr(), *read[1]
     d_query, d_key, d_value, _, d_alpha, d_gain, _ = map(pointer, grads)
     function(BACKWARD.pack(*block.numbers, *ends, d_query, d_key, d_value, 0, d_alpha, 0, d_gain))
     return Grads(grads.query, *(sum_neighbours(x, found.parts) for x in grads[1:]))

@@ -72,7 +72,7 @@ def solve_batch(problem: Problem, plan: Plan, solver: str, keep: bool = True) ->
     return (out.view(shape), coef, fitted.factor.matrix, pack(report)), plain
 
 
-def _checked(problem: Problem, plan: Plan, found: native.Found) -> Solution:
+def _checked(problem: Problem, plan: Plan, found: native.Fitted) -> Solution:
     """An answer of the compiled kernels, which have looked at the values and climbed; as it is, or after the SVD."""
     out, coef, matrix, packed, status = found
     if status == SOME_LEFT:

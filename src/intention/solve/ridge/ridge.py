@@ -14,7 +14,7 @@ from torch import Tensor
 from intention import _checks as checks
 from intention.solve.factor import Spectrum, mm, spectrum
 from intention.solve.ladder import PINV, Report, has_float64, warn_inaccurate
-from intention.solve.operator import Operator, Saved
+from intention.solve.operator import Operator, Saved, flat
 from intention.solve.problem import Grads, Invert, Needs, Plan, Problem
 from intention.solve.ridge.by_route import Known, Solution, backward_batch, cast_grads, shaped_like, solve_batch
 from intention.solve.ridge.gradients import Mode, pullback, pushforward
@@ -41,13 +41,9 @@ def solve_points(
     """
     shapes = {"key": key.shape[:-2], "value": value.shape[:-2], "alpha": alpha.shape}
     lead = checks.leading(**shapes, weight=() if weight is None else weight.shape[:-1])
-
-    def flat(x: Tensor, *own: int) -> Tensor:
-        return x.expand((*lead, *own)).reshape(-1, *own)
-
-    key, value, alpha = flat(key, *key.shape[-2:]), flat(value, *value.shape[-2:]), flat(alpha)
-    weight, gain = None if weight is None else flat(weight, key.shape[-2]), None if gain is None else flat(gain)
-    w, report, null = _by_svd(key, value, weight, alpha, gain, flat(size, *size.shape[-2:]))
+    key, value, size = (flat(x, lead, *x.shape[-2:]) for x in (key, value, size))
+    weight, alpha, gain = flat(weight, lead, key.shape[-2]), flat(alpha, lead), flat(gain, lead)
+    w, report, null = _by_svd(key, value, weight, alpha, gain, size)
     warn_inaccurate(report)
     if not gradient_free(key, value, weight, alpha, gain):
         key = key - key @ null @ null.mT
@@ -77,12 +73,8 @@ def hat_of_points(key: Tensor, weight: Tensor | None, alpha: Tensor, gain: Tenso
     """w k Sigma^-1 k' (..., N) of the points themselves: U^2 s^2 / (c s^2 + alpha). Arguments as in `solve_points`."""
     shapes = {"key": key.shape[:-2], "alpha": alpha.shape}
     lead, n = checks.leading(**shapes, weight=() if weight is None else weight.shape[:-1]), key.shape[-2]
-
-    def flat(x: Tensor, *own: int) -> Tensor:
-        return x.expand((*lead, *own)).reshape(-1, *own)
-
-    args = flat(key, *key.shape[-2:]), None if weight is None else flat(weight, n), flat(alpha)
-    found, _ = _directions(*args, None if gain is None else flat(gain), flat(size, *size.shape[-2:]))
+    key, size = (flat(x, lead, *x.shape[-2:]) for x in (key, size))
+    found, _ = _directions(key, flat(weight, lead, n), flat(alpha, lead), flat(gain, lead), size)
     share = torch.where(found.kept, found.s.square() / found.sigma, 0.0)
     return ((found.u.square() * share.unsqueeze(1)).sum(-1) + found.lost.unsqueeze(-1)).reshape(*lead, n)
 

@@ -61,7 +61,7 @@ def _answer(
     return (out, query.new_zeros(batch, 2, m), query.new_zeros(batch, n, n), packed), False
 
 
-def _outputs(found: native.Found, keep: bool) -> Solution:
+def _outputs(found: native.Attended, keep: bool) -> Solution:
     if not keep:
         return found.out, found.packed, found.packed, found.packed
     return found.out, _joined(found.kept, found.parts), found.matrix[:: found.parts], found.packed
@@ -77,7 +77,7 @@ def _pull(grads: Sequence[Tensor | None], saved: Saved, needs: Sequence[bool]) -
         parts = native.parts_of(*out.shape[:2]) or 1
         split = kept.unflatten(2, (parts, -1)).transpose(1, 2).flatten(0, 1) if parts > 1 else kept
         matrix = matrix.repeat_interleave(parts, 0) if parts > 1 else matrix
-        pulled = native.backward(problem, native.Found(out, packed, parts, split, matrix), grad, asked)
+        pulled = native.backward(problem, native.Attended(out, packed, parts, split, matrix), grad, asked)
     if pulled is None:
         pairs = zip(problem, asked, strict=True)
         watched = Problem._make(None if x is None else x.detach().requires_grad_(need) for x, need in pairs)

@@ -23,7 +23,7 @@ from intention.solve.ladder import (
     unpack,
     warn_inaccurate,
 )
-from intention.solve.native import rows as native
+from intention.solve.native import ridge as native
 from intention.solve.native.call import PLAIN, SOME_LEFT
 from intention.solve.problem import Problem, relative_size
 
@@ -48,7 +48,7 @@ def transform_rows(
     """
     found = None
     if solver == "auto" and matrix is None:
-        found = native.forward((rows, key, weight, alpha, gain), inverse, keep)
+        found = native.rows_forward((rows, key, weight, alpha, gain), inverse, keep)
         if found is not None and found.status == PLAIN:
             return (found.out, found.matrix, found.packed), True
         if found is not None and found.status != SOME_LEFT:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from intention.solve.factor import spectrum, wants_inverse
 from intention.solve.ladder import PINV, has_float64, served_all, unpack
-from intention.solve.native import rows as native
+from intention.solve.native import ridge as native
 from intention.solve.operator import Note, Operator, Saved
 from intention.solve.problem import Invert, Plan, Problem, pick
 from intention.solve.torch_state import eager, sum_neighbours, unobserved
@@ -91,7 +91,7 @@ def _pulled(
     matrix, packed, plain = factor
     times = problem.query.shape[0] // max(problem.key.shape[0], 1)
     if solver == "auto" and unobserved() and (plain or _in_kernels(packed)):
-        pulled = native.backward(grad, out, problem.points(), matrix, None if plain else packed, inverse)
+        pulled = native.rows_backward(grad, out, problem.points(), matrix, None if plain else packed, inverse)
         if pulled is not None:
             return pulled[0], sum_neighbours(pulled[1], times), *pulled[2:]
     dtype = grad.dtype
