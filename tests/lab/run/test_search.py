@@ -92,7 +92,7 @@ def with_rates(name: str) -> list[str]:
     return [model for model in config.models if hasattr(getattr(config, model, None), "learning_rate")]
 
 
-@pytest.mark.parametrize("name", (*SEARCHED, *SEQUENCES))
+@pytest.mark.parametrize("name", [*SEARCHED, *SEQUENCES])
 def test_the_presets_are_what_was_found(name: str) -> None:
     experiment, found = find(name), search.found(name)
     models = with_rates(name)
