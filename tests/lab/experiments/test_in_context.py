@@ -186,6 +186,16 @@ def test_gated_networks_have_the_same_number_of_parameters():
     assert max(sizes) < 1.03 * min(sizes)
 
 
+def test_all_gated_networks_have_the_same_parts():
+    for name in GATED:
+        model = models.build(name, 3, width=8, heads=2, layers=2, alpha=1.0)
+        kinds = {type(part) for part in (model.norm, *(layer.norm1 for layer in model.layers))}  # type: ignore[union-attr]
+        assert kinds == {torch.nn.Identity}
+        for layer in model.layers:  # type: ignore[union-attr]
+            assert (layer.mixer.gate_proj, layer.mixer.convolution, layer.mixer.rotate) == (None, None, None)
+            assert (layer.mixer.silu, layer.mixer.unit) == (False, "delta" in name)
+
+
 def test_forgetting_is_a_gate_that_can_be_left_out():
     forgets = {
         (name, on): models.build(name, 3, width=8, heads=2, layers=1, alpha=1.0, forgets=on).layers[0].mixer.gamma_proj  # type: ignore[index,union-attr]

@@ -13,6 +13,7 @@ from intention.lab.report.search import read_search, searches
 from intention.lab.run import search
 
 SEARCHED = ("sine", "pixels", "policy", "kabsch")
+SEQUENCES = ("text",)  # gated layers
 # where the best rate of the search is not kept for longer training: READING says why
 SECOND_BEST = {
     ("sine", "maml", "standard"),
@@ -85,13 +86,20 @@ def test_the_smallest_geometric_mean_is_chosen() -> None:
     assert {one.metric for one in found.values()} == {"search"}
 
 
-@pytest.mark.parametrize("name", SEARCHED)
+def with_rates(name: str) -> list[str]:
+    """The models that have a learning rate of their own."""
+    config = find(name).PRESETS["standard"]
+    return [model for model in config.models if hasattr(getattr(config, model, None), "learning_rate")]
+
+
+@pytest.mark.parametrize("name", [*SEARCHED, *SEQUENCES])
 def test_the_presets_are_what_was_found(name: str) -> None:
     experiment, found = find(name), search.found(name)
-    models = experiment.PRESETS["quick"].models
+    models = with_rates(name)
+    assert {row.model for row in found} == set(models)
     grids = {model: [row for row in found if row.model == model] for model in models}
     for model, rows in grids.items():
-        assert sorted(row.data["options"]["learning_rate"] for row in rows) == sorted(search.LEARNING_RATES)  # type: ignore[index]
+        assert sorted(row.data["options"]["learning_rate"] for row in rows) == sorted(search.rates(experiment))  # type: ignore[index]
         best = min(rows, key=lambda row: float("inf") if row.value is None else row.value)
         assert [row for row in rows if row.data["chosen"]] == [best]  # type: ignore[index]
         for preset in ("quick", "standard"):
@@ -104,6 +112,4 @@ def test_the_presets_are_what_was_found(name: str) -> None:
 def test_the_report_shows_one_grid_for_all() -> None:
     for found in searches(read_search(search.FOLDER)):
         assert found.budget == f"All models got the same grid of {len(search.LEARNING_RATES)} options."
-        assert sum(chosen == "chosen" for *_, chosen in found.rows) == len(
-            find(found.experiment).PRESETS["quick"].models
-        )
+        assert sum(chosen == "chosen" for *_, chosen in found.rows) == len(with_rates(found.experiment))

@@ -46,11 +46,11 @@ class OneLayer(nn.Module):
 class Shell(nn.Module):
     """Layers of a language model. A token holds x and the pair before it, so that every mixer has all it needs."""
 
-    def __init__(self, dims: int, width: int, layers: Sequence[CausalLayer]) -> None:
+    def __init__(self, dims: int, width: int, layers: Sequence[CausalLayer], norm: bool = True) -> None:
         super().__init__()
         self.embed = nn.Linear(2 * dims + 1, width)
         self.layers = nn.ModuleList(layers)
-        self.norm = nn.LayerNorm(width)
+        self.norm = nn.LayerNorm(width) if norm else nn.Identity()
         self.read = nn.Linear(width, 1)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
@@ -74,12 +74,14 @@ def layers_with_gates(name: str, width: int, heads: int, layers: int, forgets: b
     """forgets: None is as the mixer has it.
 
     A token holds its pair, so that a convolution, which starts at random, brings together what does not belong
-    together; SiLU and vectors of length 1 are not linear, as what is regressed is. The delta rules alone need keys of
-    length 1: longer ones overshoot.
+    together. SiLU, vectors of length 1, an output gate and a norm of tokens are not linear, as what is regressed is.
+    The delta rules alone need keys of length 1: longer ones overshoot.
     """
     unit = name in ("delta_gated", "gated_delta_gated")
-    options = {"gamma": forgets, "taps": 0, "silu": False, "unit": unit, "rotary": False}
+    options = {"gamma": forgets, "taps": 0, "silu": False, "unit": unit, "gate": False, "rotary": False}
     found = gated_layers(width, heads, layers, 4 * width, mixer=GATED[name], options=options)
+    for layer in found:
+        layer.norm1 = nn.Identity()
     shrink_branches(found)
     return found
 
@@ -96,7 +98,7 @@ def build(
     if name == "intention":
         return OneLayer(dims, alpha)
     if name in GATED:
-        return Shell(dims, width, layers_with_gates(name, width, heads, layers, forgets))
+        return Shell(dims, width, layers_with_gates(name, width, heads, layers, forgets), norm=False)
     if name not in IN_SHELL:
         raise ValueError(f"there is no model {name!r} for pairs along a sequence; choose one of {MODELS}")
     return Shell(dims, width, plain_layers(IN_SHELL[name], width, heads, layers))

@@ -63,7 +63,8 @@ READING = """
 - All models get the same sequences and the same number of steps. Each has the better of two learning rates, 0.001 and
   0.003, by its mean accuracy with seed 0 at the size of `standard` (`rates`): Intention and σIntention the larger, the
   others the smaller. (0.01 was tried for attention alone, which learnt nothing.) Those of `quick` were not searched.
-  Gated models have 0.01: the search on the grid 0.003, 0.01, 0.03 is still to be made.
+  The rates of gated models were searched for each on one grid, 0.001, 0.003, 0.01 and 0.03, with lengths mixed
+  from 4 to 32 pairs, heads of 16, half of the steps and a seed that is not published.
 - There are 16 keys and 16 values because attention learns to recall these within the steps of `standard`; with 32 of
   each it did not begin to, in 1500 steps of seed 0.
 - Who has not learnt the task cannot be compared: a case counts where the better of the two answers more than 2/P of
@@ -89,9 +90,10 @@ class Config:
 
     models: tuple[str, ...] = chooses(MODELS)
     seeds: int = chooses(3)
+    gated_seeds: int = chooses(2)
     widths: tuple[int, ...] = chooses((16, 32, 64))
     most: int = chooses(64)  # pairs of sequences of mixed lengths
-    head_sizes: tuple[int, ...] = chooses((16, 32, 64))  # with mixed lengths
+    head_sizes: tuple[int, ...] = chooses((16, 32))  # with mixed lengths
     steps: int = 1000
     batch: int = 16
     pairs: tuple[int, ...] = (4, 8, 16)
@@ -111,7 +113,7 @@ class Config:
     gated_delta_gated: Gated = Gated()
 
     def __post_init__(self) -> None:
-        check(self, MODELS, head=1, evaluation_sequences=2, most=SHORTEST)
+        check(self, MODELS, head=1, evaluation_sequences=2, most=SHORTEST, gated_seeds=1)
         for rate in vars(self.rates).values():
             plan(self, rate)
         require(bool(self.pairs), "pairs must name at least one number, got none")
@@ -146,6 +148,7 @@ QUICK = replace(
     STANDARD,
     models=("intention", "delta", "attention", "intention_gated", "delta_gated", "attention_gated"),
     seeds=1,
+    gated_seeds=1,
     widths=(32,),
     steps=300,
     pairs=(4, 8),
@@ -162,9 +165,14 @@ def jobs(config: Config) -> Iterable[Job]:
     gated = [name for name in config.models if name in GATED]
     width = max(config.widths)
     mixed = [{"width": width, "head": size, "most": config.most} for size in config.head_sizes]
-    asked: list[tuple[str, Json]] = [(name, {"width": width}) for width in config.widths for name in plain]
-    asked += [(name, at) for at in ({"width": width}, *mixed) for name in gated]
-    return [Job("recall", config, name, seed, at) for seed in range(config.seeds) for name, at in asked]
+    asked: list[tuple[str, Json, int]] = [
+        (name, {"width": width}, config.seeds) for width in config.widths for name in plain
+    ]
+    asked += [(name, at, config.gated_seeds) for at in ({"width": width}, *mixed) for name in gated]
+    most = max(config.seeds, config.gated_seeds)
+    return [
+        Job("recall", config, name, seed, at) for seed in range(most) for name, at, seeds in asked if seed < seeds
+    ]
 
 
 def run(job: Job, place: Place) -> Iterator[Measure]:
