@@ -154,12 +154,12 @@ class FewShotClassifier:
             raise ValueError("features have NaN or infinity; look at the images, or use another encoder")
         return unit(found) if self.normalise else found
 
-    def influences(self, images: Images) -> Tensor:
+    def influences(self, features: Tensor) -> Tensor:
         """(n, N): what each example adds to the score of the predicted class; the largest decided it.
 
-        Scores are sums over examples, q Sigma^-1 k_i v_i around the means; of a kernel k(q, k_i) a_i.
+        Of features as for `decision`, whose scores are sums over examples: q Sigma^-1 k_i v_i around the means; of a
+        kernel k(q, k_i) a_i.
         """
-        features = self.features(images)
         context = self.context
         assert context.key is not None
         assert context.value is not None
