@@ -79,7 +79,7 @@ def fewshot(args: list[str]) -> int:
     found = study(own, flags.way, flags.shot, flags.query, flags.episodes, flags.seed)
     _show(found)
     write_page(out, found)
-    print(f"episodes, confusions and {len(found.suspects)} suspicious labels as pictures: {out}")
+    print(f"episodes, confusions and {len(found.suspects)} labels to look at: {out}")
     return 0
 
 

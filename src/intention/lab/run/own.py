@@ -61,12 +61,7 @@ def _check(whole: data.Data, path: Path) -> None:
 
 
 def check_counts(counts: dict[str, int], path: Path) -> None:
-    """How many images each class has: there are two classes or more, each with two images or more."""
-    if len(counts) < 2:
-        raise LabError(
-            f"{path} has one class, {next(iter(counts))!r}, and nothing to tell it from; add images of another class, "
-            "in a folder beside it"
-        )
+    """How many images each class has: two or more, or nothing could be checked."""
     single = [label for label, count in counts.items() if count < 2]
     if single:
         more = f", and so have {len(single) - 1} other classes" if len(single) > 1 else ""
