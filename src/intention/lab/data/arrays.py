@@ -53,8 +53,8 @@ def assemble(where: str, name: str, parts: Mapping[str, Labelled]) -> Data:
         own = min(used[part] - used["train"])
         shared = next(label for label in every if sum(label in some for some in used.values()) > 1)
         raise LabError(
-            f"{where}: {part} has classes that train has not, such as {names[own]!r}, while parts share others, such as "
-            f"{names[shared]!r}; they must have the same classes, or none in common: move or rename one of these"
+            f"{where}: {part} has classes that train has not, such as {names[own]!r}, while parts share others, such "
+            f"as {names[shared]!r}; they must have the same classes, or none in common: move or rename one of these"
         )
     return Data(name, {part: take_classes(some, every) for part, some in parts.items()}, False)
 
