@@ -102,6 +102,7 @@ def judge_and_write(model: Classifier, epochs: int, plan: Plan, log: Path, out: 
 
     about = {
         "data": "miniImageNet, 28 x 28, the 80 training classes",
+        "classes": data.load("miniimagenet").parts["train"].classes,
         "images": "bytes (x - 114.75) / 68.85, channels first",
         "recipe": f"cross-entropy with label smoothing {SMOOTHING}, crops shifted by up to {SHIFT} pixels (reflected), "
         f"flips; SGD with Nesterov momentum 0.9, rate {plan.learning_rate} to 0 by cosine, {plan.warmup} steps of "

@@ -131,7 +131,7 @@ def test_influences_add_up() -> None:
     value = model.context.value
     assert value is not None
     level = value.mean(0)[scores.argmax(-1)]
-    total = model.influences(query).sum(-1).float() + level
+    total = model.influences(model.features(query)).sum(-1).float() + level
     torch.testing.assert_close(total, scores.amax(-1), atol=1e-5, rtol=1e-5)
 
 

@@ -98,7 +98,8 @@ class Sums(NamedTuple):
         share = torch.where(count > 0, share, 0.0)
         key, value = other.mean_key - self.mean_key, other.mean_value - self.mean_value
         lever = (a * share)[..., None, None]  # ab / (a + b)
-        scatter = self.scatter + sign * other.scatter + lever * key.unsqueeze(-1) * key.unsqueeze(-2)
+        scatter = torch.add(self.scatter, other.scatter, alpha=sign)  # d x d numbers: each pass over them counts
+        scatter = torch.addcmul(scatter, lever * key.unsqueeze(-1), key.unsqueeze(-2))
         # means far from 0 know their difference less well
         moved = (lever.squeeze(-1) * key * (self.mean_key.abs() + other.mean_key.abs())).abs().detach()
         cross = self.cross + sign * other.cross + lever * key.unsqueeze(-1) * value.unsqueeze(-2)
@@ -106,7 +107,8 @@ class Sums(NamedTuple):
         # a column that is constant has a mean that is rounded, and nothing else
         rounding = (a + b.abs())[..., None] * (FLAT * EPS * (self.mean_key.abs() + other.mean_key.abs())).square()
         flat = ((_diagonal(scatter).abs() <= rounding) & (noise <= 100 * rounding)).unsqueeze(-1)
-        scatter, cross = value_zero(scatter, flat | flat.mT), value_zero(cross, flat)
+        if not eager() or bool(flat.any()):
+            scatter, cross = value_zero(scatter, flat | flat.mT), value_zero(cross, flat)
         return Sums(
             count,
             self.mean_key + share[..., None] * key,

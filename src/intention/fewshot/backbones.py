@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from intention.fewshot.encoders import normalise
-from intention.fewshot.files import SHIPPED, load_encoder
+from intention.fewshot.files import SHIPPED, about_encoder, load_encoder
 from intention.fewshot.images import ImageError, read_images, resize, with_channels
 
 BATCH = 64
@@ -39,6 +39,7 @@ class Backbone:
     channels: int | None  # None: as many as the images have
     features: Callable[[Tensor], Tensor]
     imagenet: bool = False  # trained on ImageNet, or perhaps: it must not be judged on classes of it
+    seen: tuple[str, ...] = ()  # classes that it was trained on, where their names are known
 
     def __call__(self, images: Tensor | Sequence[str | PathLike[str]]) -> Tensor:
         """Features (n, d) of images (n, h, w, c) of bytes, or of files."""
@@ -92,7 +93,7 @@ def refuse_imagenet(net: Backbone, data: str, classes: Sequence[str]) -> None:
 
 def _ours(name: str) -> Backbone:
     try:
-        encoder = load_encoder(name)
+        encoder, about = load_encoder(name), about_encoder(name)
     except (OSError, ValueError) as error:
         raise BackboneError(str(error)) from error
 
@@ -100,7 +101,9 @@ def _ours(name: str) -> Backbone:
         with torch.inference_mode():
             return encoder(normalise(x))
 
-    return Backbone(name, encoder.size, encoder.channels, features)
+    seen = about.get("classes")
+    seen = tuple(map(str, seen)) if isinstance(seen, list) else ()
+    return Backbone(name, encoder.size, encoder.channels, features, seen=seen)
 
 
 def _lite(name: str) -> Backbone:

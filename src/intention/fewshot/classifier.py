@@ -20,6 +20,7 @@ from intention.fewshot.heads import LsSvm
 from intention.kernels import Custom
 
 FORMAT = 1
+NEAR = 1e-3  # distance, relative to its length, up to which an example is the same one
 Label = int | str
 Images = Tensor | Sequence[str | PathLike[str]]
 Labels = Tensor | Sequence[Label]
@@ -101,15 +102,39 @@ class FewShotClassifier:
         return self
 
     def remove(self, images: Images, labels: Labels) -> FewShotClassifier:
-        """Forget examples that were learnt, given as they were; a class that loses its last one stays, without any."""
+        """Forget examples that were learnt; a class that loses its last one stays, without any."""
         before = self.context
         features, names = self.features(images), _names(labels)
         _check(features, names, before)
         unknown = [name for name in names if name not in self.classes]
         if unknown:
             raise ValueError(f"there is no class {unknown[0]!r} to remove examples of; there are {self.classes}")
-        self._keep(before.remove(features, _signs(names, self.classes, features)), None)
+        assert before.key is not None
+        assert before.value is not None
+        found = self._members(features, names)
+        if len(found) == len(before.key):
+            raise ValueError("this would leave nothing; keep an example, or call fit(images, labels) with others")
+        self._keep(before.remove(before.key[found], before.value[found]), None)
         return self
+
+    def _members(self, features: Tensor, names: list[Label]) -> list[int]:
+        """Which examples these are. An encoder rounds in another way in another batch, so they are near, not equal."""
+        key, labels = self.context.key, self.labels
+        assert key is not None
+        away = torch.cdist(features.double(), key.double(), compute_mode="donot_use_mm_for_euclid_dist")
+        size = key.double().norm(dim=-1)
+        found: list[int] = []
+        for i, name in enumerate(names):
+            other = torch.tensor([label != name for label in labels])
+            other[found] = True
+            nearest = int(away[i].masked_fill(other, torch.inf).argmin())
+            if other[nearest] or away[i, nearest] > NEAR * size[nearest]:
+                raise ValueError(
+                    f"image {i} of those to remove, labelled {name!r}, was not learnt with that label (or is given "
+                    "more often than it was); `labels` tells what was learnt"
+                )
+            found.append(nearest)
+        return found
 
     def _keep(self, context: Context, linear: Linear | None) -> None:
         self._context, self._linear, self._temperature = context, linear, None
@@ -154,12 +179,12 @@ class FewShotClassifier:
             raise ValueError("features have NaN or infinity; look at the images, or use another encoder")
         return unit(found) if self.normalise else found
 
-    def influences(self, images: Images) -> Tensor:
+    def influences(self, features: Tensor) -> Tensor:
         """(n, N): what each example adds to the score of the predicted class; the largest decided it.
 
-        Scores are sums over examples, q Sigma^-1 k_i v_i around the means; of a kernel k(q, k_i) a_i.
+        Of features as for `decision`, whose scores are sums over examples: q Sigma^-1 k_i v_i around the means; of a
+        kernel k(q, k_i) a_i.
         """
-        features = self.features(images)
         context = self.context
         assert context.key is not None
         assert context.value is not None
@@ -203,15 +228,23 @@ class FewShotClassifier:
         return float((self.left_out().argmax(-1) == self._own()).double().mean())
 
     def suspects(self, count: int | None = None) -> list[Suspect]:
-        """Examples whose label the others contradict, the most certain first."""
+        """Examples whose label the others contradict, the most certain first.
+
+        Only those with another of their class: without one the label is unknown to the others, and that says nothing.
+        """
         margin, predicted = self.margins()
-        labels = self.labels
+        labels, margin = self.labels, margin.masked_fill(~self._in_company(), torch.inf)
         found = [
             Suspect(i, labels[i], self.classes[int(predicted[i])], float(margin[i]))
             for i in margin.argsort().tolist()
             if margin[i] < 0
         ]
         return found[:count]
+
+    def _in_company(self) -> Tensor:
+        """(N,): whether there is another example of its class."""
+        own = self._own()
+        return own.bincount()[own] > 1
 
     def margins(self) -> tuple[Tensor, Tensor]:
         """(N,): score of an example's own class minus the largest other one, left out; and (N,) that other class."""
@@ -221,9 +254,14 @@ class FewShotClassifier:
 
     @property
     def temperature(self) -> float:
-        """What scores are divided by before the softmax: that with the smallest cross-entropy, left out."""
+        """What scores are divided by before the softmax: that with the smallest cross-entropy, left out.
+
+        Of examples with another of their class; 1 where there are none.
+        """
         if self._temperature is None:
-            self._temperature = _calibrated(self.left_out().double(), self._own())
+            known = self._in_company()
+            some = bool(known.any())
+            self._temperature = _calibrated(self.left_out()[known].double(), self._own()[known]) if some else 1.0
         return self._temperature
 
     # -- files --------------------------------------------------------------------------------------------------------

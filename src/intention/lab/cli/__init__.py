@@ -1,4 +1,4 @@
-"""`intention ...`: list, run, sweep, reproduce, report, data, embed."""
+"""`intention ...`: the experiments (list, run, sweep, reproduce, report), and data (data, embed, fewshot, classify)."""
 
 from __future__ import annotations
 
@@ -21,6 +21,11 @@ The experiments of the paper.
   intention report DIR           the report again, from the rows of a folder
   intention data list            data sets: list, fetch NAME, info NAME_OR_PATH
   intention embed DATA           features of images, once
+
+Images of your own: a folder with one folder for each class.
+
+  intention fewshot FOLDER       how well a few images tell the others apart, and which labels look wrong
+  intention classify IMAGE...    labels from a few labelled images (--support FOLDER)
 
 `intention COMMAND --help` and `intention run NAME --help` show the flags. Version {__version__}.
 """
@@ -62,7 +67,7 @@ def _dispatch(args: list[str]) -> int:
     if args[0] == "--version":
         print(f"intention {__version__}")
         return 0
-    from intention.lab.cli import commands, data_commands
+    from intention.lab.cli import commands, data_commands, fewshot_commands
     from intention.lab.cli.options import Usage
 
     known: dict[str, Callable[[list[str]], int]] = {
@@ -73,6 +78,8 @@ def _dispatch(args: list[str]) -> int:
         "report": commands.report,
         "data": data_commands.show,
         "embed": data_commands.embed,
+        "fewshot": fewshot_commands.fewshot,
+        "classify": fewshot_commands.classify,
     }
     try:
         if args[0] not in known:

@@ -41,15 +41,20 @@ def assemble(where: str, name: str, parts: Mapping[str, Labelled]) -> Data:
     used = {part: set(some.y.unique().tolist()) for part, some in parts.items()}
     every = sorted(set().union(*used.values()))
     if len(every) < 2:
-        raise LabError(f"{where} has {len(every)} class(es); two or more are needed to tell apart")
+        raise LabError(
+            f"{where} has {len(every)} class(es); two or more are needed to tell apart: add images of another class"
+        )
     by_class = len(parts) > 1 and sum(map(len, used.values())) == len(every)
     if by_class:
         return Data(name, {part: take_classes(some, sorted(used[part])) for part, some in parts.items()}, True)
     strange = [part for part in parts if "train" in parts and not used[part] <= used["train"]]
     if strange:
+        part, names = strange[0], parts[strange[0]].classes
+        own = min(used[part] - used["train"])
+        shared = next(label for label in every if sum(label in some for some in used.values()) > 1)
         raise LabError(
-            f"{where}: {strange[0]} has classes that train has not, but shares others with it; the parts must have "
-            "the same classes, or none in common"
+            f"{where}: {part} has classes that train has not, such as {names[own]!r}, while parts share others, such "
+            f"as {names[shared]!r}; they must have the same classes, or none in common: move or rename one of these"
         )
     return Data(name, {part: take_classes(some, every) for part, some in parts.items()}, False)
 

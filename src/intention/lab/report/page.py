@@ -5,12 +5,8 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
-from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
-
-from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup
 
 from intention.lab import experiments
 from intention.lab.core.files import LabError, write_whole
@@ -18,6 +14,7 @@ from intention.lab.core.results import Json, Row, read_folder
 from intention.lab.experiments.base import VERDICTS
 from intention.lab.paper import appendix
 from intention.lab.report.figures import standalone
+from intention.lab.report.html import render
 from intention.lab.report.markdown import CLAIM_HEAD, to_report
 from intention.lab.report.search import is_search, read_search, searches
 from intention.lab.report.sections import Section, duration, joined, section
@@ -98,12 +95,8 @@ def _facts(sections: Sequence[Section]) -> list[tuple[str, str]]:
 
 
 def _html(page: Json) -> str:
-    files = resources.files("intention.lab.report")
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters.update(markdown=to_html, inline=inline, duration=duration, safe_svg=Markup)
-    style = Markup((files / "style.css").read_text(encoding="utf-8"))
-    template = environment.from_string((files / "page.html.jinja").read_text(encoding="utf-8"))
-    return template.render(**page, style=style, claim_head=CLAIM_HEAD) + "\n"
+    filters = {"markdown": to_html, "inline": inline, "duration": duration}
+    return render("page.html.jinja", filters, **page, claim_head=CLAIM_HEAD)
 
 
 def _claims_csv(sections: Sequence[Section]) -> str:
