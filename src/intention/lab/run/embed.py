@@ -15,6 +15,7 @@ from intention.fewshot import backbones
 from intention.fewshot.backbones import BATCH, Backbone, BackboneError, refuse_imagenet
 from intention.fewshot.images import ImageError, with_channels
 from intention.lab import data
+from intention.lab.core.device import find as find_device
 from intention.lab.core.files import LabError
 from intention.lab.data.arrays import write_npz
 from intention.lab.data.folders import index_folder
@@ -22,9 +23,10 @@ from intention.lab.data.images import resize
 from intention.lab.data.images import stack as read_images
 
 
-def embed(name: str, backbone: str, out: Path, half: bool = False) -> dict[str, Tensor]:
+def embed(name: str, backbone: str, out: Path, half: bool = False, device: str = "cpu") -> dict[str, Tensor]:
     """Write the features of a data set to an npz that `data.load` reads, and give them."""
-    net = find(backbone)
+    place = find_device(device)
+    net = find(backbone).to(place)
     whole, images = _open(name, net)
     with told():
         refuse_imagenet(net, name, [label for part in whole.parts.values() for label in part.classes])
@@ -33,7 +35,8 @@ def embed(name: str, backbone: str, out: Path, half: bool = False) -> dict[str, 
     features = {}
     for part, some in whole.parts.items():
         with told():
-            batches = [net.features(images(batch)).float() for batch in _track(some.x.split(BATCH), part)]
+            there = (images(batch).to(net.device) for batch in _track(some.x.split(BATCH), part))
+            batches = [net.features(batch).float().cpu() for batch in there]
         features[part] = torch.cat(batches)
     if backbone == "pixels":
         mean = next(iter(features.values())).mean(0)  # of the first part, which is train wherever there is one
