@@ -10,6 +10,7 @@ from pathlib import Path
 from intention.lab import experiments
 from intention.lab.core import results
 from intention.lab.core.results import Row
+from intention.lab.experiments.base import Claim, tally
 from intention.lab.experiments.stability.claims import errors
 from intention.lab.report.figures import standalone
 from intention.lab.report.sections import Section, section
@@ -18,6 +19,7 @@ from table import fill, markdown
 ROOT = Path(__file__).parents[2]
 FOLDERS = (ROOT / "results" / "standard", ROOT / "results" / "real")
 SHORT = {"computations_2d": 1, "normalisation": 1, "policy": 1}  # experiment -> which of its claims, if not the first
+GROUPS = (("Claims of the paper", False), ("Lines of our own", True))
 FIGURES = ("sine", "policy", "kabsch", "scaling", "pixels", "in_context")  # the first figure of each
 
 
@@ -34,22 +36,38 @@ def sections(rows: list[Row]) -> list[Section]:
 
 
 def claims(found: list[Section]) -> str:
-    """Every claim."""
-    body = [
-        [_cell(one.title), _cell(claim.text), _cell(claim.where), _cell(claim.measured), f"**{claim.verdict}**"]
-        for one in found
-        for claim in one.claims
-    ]
-    return _left(markdown(["experiment", "claim", "where", "measured", "verdict"], body))
+    """Every claim of the paper, then every line of our own."""
+    parts = []
+    for title, ours in GROUPS:
+        some = [(one.title, claim) for one in found for claim in one.claims if claim.ours == ours]
+        body = [
+            [_cell(name), _cell(claim.text), _cell(claim.where), _cell(claim.measured), f"**{claim.verdict}**"]
+            for name, claim in some
+        ]
+        table = _left(markdown(["experiment", "claim", "where", "measured", "verdict"], body))
+        parts.append(f"### {title}\n\n{counts([claim for _, claim in some])}\n\n{table}")
+    return "\n\n".join(parts)
+
+
+def counts(claims: list[Claim]) -> str:
+    """How many claims have which verdict."""
+    said = ", ".join(f"{count} {verdict}" for verdict, count in tally(claims).items())
+    return f"Of {len(claims)}: {said}; {sum(claim.final for claim in claims)} are final (no case of them is open)."
 
 
 def short(found: list[Section]) -> str:
-    """README: one claim of each experiment."""
-    body = []
-    for one in found:
-        claim = one.claims[SHORT.get(one.name, 0)]
-        body.append([_cell(one.title), _cell(claim.text), _cell(claim.measured), f"**{claim.verdict}**"])
-    return _left(markdown(["experiment", "claim", "measured", "verdict"], body))
+    """README: one claim of each experiment, those of the paper apart from our own."""
+    parts = []
+    for title, ours in GROUPS:
+        body = []
+        for one in found:
+            claim = one.claims[SHORT.get(one.name, 0)]
+            if claim.ours == ours:
+                body.append([_cell(one.title), _cell(claim.text), _cell(claim.measured), f"**{claim.verdict}**"])
+        every = [claim for one in found for claim in one.claims if claim.ours == ours]
+        table = _left(markdown(["experiment", "claim", "measured", "verdict"], body))
+        parts.append(f"**{title}.** {counts(every)}\n\n{table}")
+    return "\n\n".join(parts)
 
 
 def forgetting(rows: list[Row]) -> str:

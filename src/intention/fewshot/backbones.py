@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from intention.fewshot.encoders import normalise
 from intention.fewshot.files import SHIPPED, about_encoder, load_encoder
@@ -40,6 +40,18 @@ class Backbone:
     features: Callable[[Tensor], Tensor]
     imagenet: bool = False  # trained on ImageNet, or perhaps: it must not be judged on classes of it
     seen: tuple[str, ...] = ()  # classes that it was trained on, where their names are known
+    module: nn.Module | None = None  # what has the weights
+
+    def to(self, device: torch.device | str) -> Backbone:
+        """The same backbone, its weights on another device: `features` wants images there, a call moves them."""
+        if self.module is not None:
+            self.module.to(device)
+        return self
+
+    @property
+    def device(self) -> torch.device:
+        some = None if self.module is None else next(iter(self.module.parameters()), None)
+        return torch.device("cpu") if some is None else some.device
 
     def __call__(self, images: Tensor | Sequence[str | PathLike[str]]) -> Tensor:
         """Features (n, d) of images (n, h, w, c) of bytes, or of files."""
@@ -50,7 +62,7 @@ class Backbone:
         if not len(images):
             raise ImageError("wanted at least one image, got none")
         parts = [images[start : start + BATCH] for start in range(0, len(images), BATCH)]
-        return torch.cat([self.features(self._prepared(part)).float() for part in parts])
+        return torch.cat([self.features(self._prepared(part).to(self.device)).float().cpu() for part in parts])
 
     def _prepared(self, images: Tensor | Sequence[str | PathLike[str]]) -> Tensor:
         x = resize(images, self.size) if isinstance(images, Tensor) else read_images(images, self.size)
@@ -103,7 +115,7 @@ def _ours(name: str) -> Backbone:
 
     seen = about.get("classes")
     seen = tuple(map(str, seen)) if isinstance(seen, list) else ()
-    return Backbone(name, encoder.size, encoder.channels, features, seen=seen)
+    return Backbone(name, encoder.size, encoder.channels, features, seen=seen, module=encoder)
 
 
 def _lite(name: str) -> Backbone:
@@ -124,7 +136,7 @@ def _lite(name: str) -> Backbone:
         with torch.inference_mode():
             return model.extract_features(pixels).mean((2, 3))
 
-    return Backbone(name, LITE[name], 3, features, imagenet=True)
+    return Backbone(name, LITE[name], 3, features, imagenet=True, module=model)
 
 
 def _timm(name: str) -> Backbone:
@@ -137,11 +149,12 @@ def _timm(name: str) -> Backbone:
     told = timm.data.resolve_data_config({}, model=model)
 
     def features(x: Tensor) -> Tensor:
-        pixels = (x / 255 - torch.tensor(told["mean"])) / torch.tensor(told["std"])
+        centre, wide = (torch.tensor(told[name], device=x.device) for name in ("mean", "std"))
+        pixels = (x / 255 - centre) / wide
         with torch.inference_mode():
             return model(pixels.permute(0, 3, 1, 2).contiguous())
 
-    return Backbone(name, int(told["input_size"][-1]), 3, features, imagenet=True)
+    return Backbone(name, int(told["input_size"][-1]), 3, features, imagenet=True, module=model)
 
 
 def _hugging_face(name: str) -> Backbone:
@@ -161,7 +174,8 @@ def _hugging_face(name: str) -> Backbone:
     size, mean, spread = _preparation(name)
 
     def features(x: Tensor) -> Tensor:
-        pixels = ((x / 255 - torch.tensor(mean)) / torch.tensor(spread)).permute(0, 3, 1, 2)
+        centre, wide = (torch.tensor(numbers, device=x.device) for numbers in (mean, spread))
+        pixels = ((x / 255 - centre) / wide).permute(0, 3, 1, 2)
         try:
             with torch.inference_mode():
                 output = model(pixel_values=pixels.contiguous())
@@ -173,7 +187,7 @@ def _hugging_face(name: str) -> Backbone:
         last = output.last_hidden_state  # (n, tokens, d) or (n, d, height, width)
         return last.mean(1) if last.ndim == 3 else last.mean((2, 3))
 
-    return Backbone(name, size, 3, features, imagenet=True)
+    return Backbone(name, size, 3, features, imagenet=True, module=model)
 
 
 def _preparation(name: str) -> tuple[int, tuple[float, ...], tuple[float, ...]]:

@@ -30,7 +30,7 @@ class Encoder(nn.Module):
         self.precision = precision
 
     def forward(self, x: Tensor) -> Tensor:
-        with torch.autocast("cpu", torch.bfloat16, enabled=self.precision == "bfloat16"):
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
             return self.features(x).float()
 
     def features(self, x: Tensor) -> Tensor:

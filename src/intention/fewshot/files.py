@@ -13,6 +13,7 @@ import torch
 from intention.fewshot.encoders import KINDS, Encoder, build
 
 SHIPPED = ("conv4",)
+CLONE = Path(__file__).resolve().parents[3]  # of the repository, where this is one
 
 
 def save_encoder(
@@ -43,7 +44,8 @@ def load_encoder(name: str | PathLike[str] = "conv4") -> Encoder:
     torch.Size([2, 256])
 
     Args:
-        name: "conv4", whose weights come with the package, or the path of a file of `save_encoder`.
+        name: "conv4", whose weights come with the package, the name of a file in `encoders` of a clone, or the path of
+            a file of `save_encoder`.
     """
     path = _path(name)
     try:
@@ -71,14 +73,17 @@ def about_encoder(name: str | PathLike[str] = "conv4") -> dict[str, object]:
 def _path(name: str | PathLike[str]) -> Path:
     if name in SHIPPED:
         return Path(str(resources.files("intention.fewshot") / "weights" / f"{name}.safetensors"))
-    path = Path(name).expanduser()
-    if not path.is_file():
-        shipped = ", ".join(map(repr, SHIPPED))
-        raise FileNotFoundError(
-            f"there is no encoder {fspath(name)!r}; give {shipped}, which comes with the package, or the path of a "
-            "file of save_encoder"
-        )
-    return path
+    path, kept = Path(name).expanduser(), CLONE / "encoders"
+    if path.is_file():
+        return path
+    named = kept / f"{path}.safetensors"
+    if (CLONE / "pyproject.toml").is_file() and named.parent == kept and named.is_file():
+        return named
+    shipped = ", ".join(map(repr, SHIPPED))
+    raise FileNotFoundError(
+        f"there is no encoder {fspath(name)!r}; give {shipped}, which comes with the package, a name in {kept}, or the "
+        "path of a file of save_encoder"
+    )
 
 
 def _read(path: Path) -> tuple[dict[str, str], dict[str, torch.Tensor]]:

@@ -337,8 +337,8 @@ def test_all_models_of_a_seed_answer_the_same_sets(monkeypatch, few_glyphs):
 
 def test_claims_and_figures_from_rows(rows):
     claims = experiment.claims(rows)
-    assert len(claims) == 6
-    assert all(claim.measured for claim in claims)
+    assert len(claims) == 12
+    assert all(claim.measured for claim in claims[:6])
     plots = experiment.plot(rows)
     assert [plot.title for plot in plots] == ["Accuracy", "Accuracy by model", "Accuracy during training"]
     assert "built-in data (glyphs)" in plots[0].caption
@@ -359,12 +359,12 @@ def test_missing_rows_are_not_tested_and_do_not_crash(rows, kept):
             plot.draw().canvas.draw()
 
 
-def made_up(accuracy, seeds=2, sets=4000):
+def made_up(accuracy, seeds=2, sets=4000, kinds=(("unseen", 0.0), ("seen", 0.1))):
     """(model, layers) -> share on unseen classes; seen ones are a tenth above."""
     found = []
     for (model, layers), share in accuracy.items():
         for seed in range(seeds):
-            for asked, more in (("unseen", 0.0), ("seen", 0.1)):
+            for asked, more in kinds:
                 about = {"sets": sets, "asked": asked, **({"layers": layers, "recipe": "ours"} if layers else {})}
                 value = share + more + 0.001 * seed
                 found.append(Row("anomaly", "", "quick", {}, model, seed, "accuracy", value, data=about))
@@ -372,47 +372,69 @@ def made_up(accuracy, seeds=2, sets=4000):
 
 
 AS_PRINTED = {(model, layers): both[layers > 1] for model, both in PRINTED.items() for layers in (1, 4)}
+UNTESTED = "not tested at this size"
 
 
 def verdicts(accuracy, **options):
-    return [claim.verdict for claim in experiment.claims(made_up(accuracy, **options))]
+    return [claim.verdict for claim in experiment.claims(made_up(accuracy, **options))][:6]
+
+
+FAR = {  # every claim, by five points
+    (model, layers): 0.6 + 0.05 * place + 0.05 * (layers > 1)
+    for place, model in enumerate(("neural_process", "linear_attention", "intention", "attention", "sigma_intention"))
+    for layers in (1, 4)
+}
 
 
 def test_verdicts_follow_the_numbers():
-    far = {  # every claim, by five points
-        (model, layers): 0.6 + 0.05 * place + 0.05 * (layers > 1)
-        for place, model in enumerate(
-            ("neural_process", "linear_attention", "intention", "attention", "sigma_intention")
-        )
-        for layers in (1, 4)
-    }
-    assert verdicts({**far, ("cosine", 0): 0.7}) == ["holds", "holds", "holds", "holds", "partly", "holds"]
-    opposite = {key: 1.4 - share for key, share in far.items()}
-    expected = ["does not hold", "does not hold", "does not hold", "does not hold", "does not hold", "holds"]
-    assert verdicts({**opposite, ("cosine", 0): 0.6}) == expected
-    assert verdicts({**far, ("cosine", 0): 0.9})[5] == "does not hold"
-    assert verdicts({**far, ("attention", 1): 0.95})[3] == "does not hold"  # better than most is not the best
+    low = ("cosine", 0)
+    assert verdicts({**FAR, low: 0.6}) == ["holds", "holds", "holds", "holds", "does not hold", "holds"]
+    opposite = {key: 1.4 - share for key, share in FAR.items()}
+    assert verdicts({**opposite, low: 0.5}) == [*["does not hold"] * 5, "holds"]
+    assert verdicts({**FAR, low: 0.9})[5] == "does not hold"
+    assert verdicts({**FAR, ("attention", 1): 0.95})[3] == "does not hold"  # better than most is not the best
+    assert verdicts({**FAR, low: 0.6}, seeds=1) == ["not decided"] * 6  # one seed says nothing of the others
+
+
+def test_both_splits_are_judged():
+    rows = made_up({**FAR, ("cosine", 0): 0.6}, kinds=(("images", 0.1),))
+    found = experiment.claims(rows)
+    assert [claim.verdict for claim in found[:6]] == [UNTESTED] * 6
+    assert [claim.verdict for claim in found[6:]] == ["holds"] * 6
+    assert all("split over images" in claim.text for claim in found[6:])
+    plots = experiment.plot(rows)
+    assert plots[0].table[0][1:3] == ["1 layer, images", "4 layers, images"]
+    plots[1].draw().canvas.draw()
+
+
+def test_what_knows_less_than_the_rule_has_not_learnt():
+    rule = {("cosine", 0): 0.62}  # 0.72 on seen classes, where NP-Former with one layer has 0.7
+    assert verdicts({**FAR, **rule})[:4] == ["holds in 4 of 5 (1 open)", "holds", "holds", UNTESTED]
+    worse = {**FAR, **rule, ("attention", 1): 0.95}
+    assert verdicts(worse)[3] == "does not hold"  # whatever the others are
 
 
 def test_printed_numbers_say_less_than_the_text():
     # with so many sets that nothing is left to chance
     found = verdicts(AS_PRINTED, sets=10**8)
-    assert found == ["partly", "partly", "partly", "holds", "holds", "not tested at this size"]
+    assert found[:3] == ["holds in 4 of 5 (1 open)", "holds in 3 of 4", "holds in 3 of 4"]
+    assert found[3:] == ["holds", "holds", UNTESTED]
 
 
-def test_what_sets_cannot_tell_apart_is_partly():
+def test_what_sets_cannot_tell_apart_is_not_decided():
     same = {(model, layers): 0.75 for model in models.MODELS for layers in (1, 4)}
-    assert verdicts({**same, ("cosine", 0): 0.745})[:4] == ["partly"] * 4
-    assert verdicts({**same, ("cosine", 0): 0.745})[5] == "partly"
+    assert verdicts({**same, ("cosine", 0): 0.745})[:4] == ["not decided"] * 4
+    assert verdicts({**same, ("cosine", 0): 0.745})[5] == "not decided"
     few = {("attention", 1): 0.70, ("attention", 4): 0.75}
     claim = experiment.claims(made_up(few, seeds=1, sets=200))[0]
     assert "Transformer +5.0 ± 8.7" in claim.measured
 
 
 def test_seeds_that_differ_widen_the_interval():
+    """Student's over two seeds: 12.7 times the standard error."""
     rows = made_up({("attention", 1): 0.70, ("attention", 4): 0.75}, sets=10**6)
     wide = [dataclasses.replace(row, value=row.value - 0.09 * row.seed * (row.data["layers"] == 4)) for row in rows]
-    assert "Transformer +0.5 ± 8.8" in experiment.claims(wide)[0].measured
+    assert "Transformer +0.5 ± 57.2" in experiment.claims(wide)[0].measured
 
 
 @pytest.mark.skipif("INTENTION_DATA" not in os.environ, reason="INTENTION_DATA is not set")
@@ -421,3 +443,25 @@ def test_features_of_cifar_are_split_by_label():
     pools = anomaly.split(REAL("cifar100-features"), 0, dims=32)
     assert [len(part.count) for part in (pools.train, pools.seen, pools.unseen)] == [83, 83, 17]
     assert [int(part.count[0]) for part in (pools.train, pools.seen, pools.unseen)] == [500, 100, 600]
+    images = anomaly.over_images(REAL("cifar100-features"), 0, dims=32)
+    assert [len(part.count) for part in (images.train, images.images)] == [100, 100]
+    assert [int(part.count[0]) for part in (images.train, images.images)] == [500, 100]
+
+
+def test_a_split_over_images_trains_on_all_classes():
+    found = anomaly.over_images(data.load("built-in"), 0, dims=8)
+    assert torch.equal(found.train.count.new_tensor(len(found.train.count)), torch.tensor(len(found.images.count)))
+    assert found.unseen is None
+    config = dataclasses.replace(CONFIG, splits=("labels", "images"), seeds=1, layers=(1,), models=("attention",))
+    jobs = list(experiment.jobs(config))
+    assert [(job.model, job.at.get("split")) for job in jobs if job.at.get("recipe") is None] == [
+        *(("rules", None), ("attention", None), ("rules", "images"), ("attention", "images"))
+    ]
+    assert jobs[0].id == next(iter(experiment.jobs(dataclasses.replace(config, splits=("labels",))))).id
+    measured = list(experiment.run(jobs[-1], Place()))
+    assert {m.data["asked"] for m in measured if m.metric == "accuracy"} == {"images"}
+    own = dataclasses.replace(config, attention=dataclasses.replace(config.attention, learning_rate=0.5))
+    assert own.plan("attention").learning_rate == 0.5
+    assert own.plan("intention").learning_rate == config.learning_rate
+    with pytest.raises(ValueError, match="splits must be of"):
+        dataclasses.replace(CONFIG, splits=("colours",))

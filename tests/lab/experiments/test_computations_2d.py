@@ -87,7 +87,7 @@ def test_intention_is_exact_inside_and_outside_and_a_line_hides_half():
     assert lowest("outside", "absolute") > 0.9999
     assert lowest("inside", "nearest") < 0.9
     assert verdicts(computations_2d, rows)[0] == "holds"
-    assert verdicts(computations_2d, rows)[4:] == ["holds", "holds"]
+    assert verdicts(computations_2d, rows)[5:] == ["holds", "holds"]
 
 
 def made_up(inside: dict, outside: dict, slopes: dict) -> list[Row]:
@@ -106,23 +106,26 @@ def test_verdicts_of_made_up_correlations():
     bad = {"intention": 0.99998, "sigma_intention": 0.9, "attention": 0.6, "linear_attention": 0.6}
     slopes = {"intention": 1.0, "sigma_intention": 0.02, "attention": 1.0, "linear_attention": 50.0}
     text = verdicts(computations_2d, made_up(good, bad, slopes))
-    assert text[:4] == ["holds", "partly", "holds", "holds"]
-    assert verdicts(computations_2d, made_up(good, bad, {**slopes, "sigma_intention": 1.0}))[1] == "holds"
-    assert verdicts(computations_2d, made_up({**good, "attention": 0.999}, bad, slopes))[2:4] == ["partly", "holds"]
+    assert text[:5] == ["holds", "holds", "holds in 1 of 2", "holds", "holds"]
+    assert verdicts(computations_2d, made_up(good, bad, {**slopes, "sigma_intention": 1.0}))[1:3] == ["holds"] * 2
+    half = verdicts(computations_2d, made_up({**good, "attention": 0.999}, bad, slopes))[3:5]
+    assert half == ["holds in 1 of 2", "holds"]
+    higher = {**bad, "linear_attention": 0.8}
+    assert verdicts(computations_2d, made_up(good, higher, slopes))[4] == "holds in 1 of 2"
     same = {**bad, "linear_attention": 0.7}
-    assert verdicts(computations_2d, made_up(good, same, slopes))[3] == "partly"
+    assert verdicts(computations_2d, made_up(good, same, slopes))[4] == "holds"  # none of three draws rises
     worse = {**good, "intention": 0.98, "sigma_intention": 0.98}
-    assert verdicts(computations_2d, made_up(worse, bad, {**slopes, "intention": 0.5}))[:2] == ["does not hold"] * 2
+    assert verdicts(computations_2d, made_up(worse, bad, {**slopes, "intention": 0.5}))[:3] == ["does not hold"] * 3
 
 
 def test_one_draw_is_never_sure():
     good = {"intention": 0.99998, "sigma_intention": 0.999, "attention": 0.7, "linear_attention": 0.7}
     bad = {"intention": 0.99998, "sigma_intention": 0.9, "attention": 0.6, "linear_attention": 0.6}
     rows = made_up(good, bad, dict.fromkeys(good, 1.0))
-    assert verdicts(computations_2d, rows)[:4] == ["holds"] * 4
-    assert verdicts(computations_2d, [r for r in rows if r.seed == 0])[:4] == ["partly"] * 4
+    assert verdicts(computations_2d, rows)[:5] == ["holds"] * 5
+    assert verdicts(computations_2d, [r for r in rows if r.seed == 0])[:5] == ["not decided"] * 5
     limits = rows_of(computations_2d, computations_2d.Config(points=11, queries=37, grid=2, seeds=1))
-    assert verdicts(computations_2d, limits)[4:] == ["partly"] * 2
+    assert verdicts(computations_2d, limits)[5:] == ["not decided"] * 2
 
 
 def test_a_draw_that_is_not_finite_is_not_left_out():
@@ -136,8 +139,8 @@ def test_a_draw_that_is_not_finite_is_not_left_out():
             [dataclasses.replace(r, value=None) if (r.model, r.metric, r.seed) == bad else r for r in rows],
         )
 
-    assert broken("intention")[:2] == ["does not hold", "partly"]  # partly: its slopes are known
-    assert broken("attention")[2:4] == ["not tested at this size"] * 2
+    assert broken("intention")[:3] == ["does not hold", "holds in 1 of 2", "holds"]  # its slopes are known
+    assert broken("attention")[3:5] == ["not tested at this size"] * 2
 
 
 def test_intervals_of_correlations_are_fishers():

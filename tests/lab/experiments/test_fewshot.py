@@ -14,14 +14,16 @@ import numpy as np
 import pytest
 import torch
 
-from intention.fewshot.files import load_encoder
+from intention.fewshot.encoders import Encoder
+from intention.fewshot.encoders import build as build_encoder
+from intention.fewshot.files import load_encoder, save_encoder
 from intention.lab import data
 from intention.lab.core.files import LabError
 from intention.lab.core.place import Place
 from intention.lab.experiments import fewshot, fewshot_latent, fewshot_resnet
 from intention.lab.experiments.base import Job, Measure
 from intention.lab.experiments.fewshot import training as fewshot_runs
-from intention.lab.experiments.fewshot.config import MODELS, Classifier, MamlNet
+from intention.lab.experiments.fewshot.config import FROM_SCRATCH, MODELS, Classifier, MamlNet, Tuned
 from intention.lab.experiments.fewshot.model import (
     mix,
 )
@@ -124,7 +126,7 @@ def go(config: Any, model: str, place: Place | None = None) -> list[Measure]:
     return list(fewshot.run(Job("fewshot", config, model, 0, {"data": config.data}), place or Place()))
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", FROM_SCRATCH)
 def test_every_model_learns_on_features(model: str, features: str) -> None:
     config = replace(TINY, data=features, steps=30, decay_period=10, evaluation_episodes=30, alpha=0.1)
     measures = go(config, model)
@@ -132,11 +134,13 @@ def test_every_model_learns_on_features(model: str, features: str) -> None:
     assert [(one.metric, one.x) for one in measures] == [
         ("accuracy before training", None),
         *(("validation accuracy", x * times) for x in (0, 15, 30)),
+        ("validation error", None),
         ("accuracy", None),
         ("accuracy on all unseen classes", None),
+        ("accuracy on random halves of the unseen classes", None),
         ("accuracy on training classes", None),
     ]
-    last = measures[-3]
+    last = measures[-4]
     assert last.value is not None
     low, high = last.interval  # type: ignore[misc]
     assert low <= last.value <= high
@@ -183,6 +187,74 @@ def test_resnet12_runs(noise: None) -> None:
     assert "accuracy" in [one.metric for one in fewshot_resnet.run(job, Place())]
 
 
+@pytest.fixture
+def encoder(tmp_path: Path) -> str:
+    """The path of an encoder of the tiny images, for each seed."""
+    torch.manual_seed(0)
+    save_encoder(tmp_path / "start-0.safetensors", build_encoder("conv4", 28, 1, 4, round_up=True))
+    return str(tmp_path / "start-{seed}.safetensors")
+
+
+TUNED = [model for model in MODELS if model.endswith("_tuned")]
+
+
+@pytest.mark.parametrize("model", TUNED)
+def test_heads_begin_with_one_encoder(model: str, noise: None, encoder: str) -> None:
+    small = {"start": encoder, "steps": 2} | ({} if model == "maml_tuned" else {"latent": 6, "tasks": 3})
+    net = replace(getattr(TINY, model), **small, **({"decode": (5,)} if "attention" in model else {}))
+    config = replace(TINY, precision="float32", **{model: net})
+    measures = go(config, model)
+    steps = [one.x for one in measures if one.metric == "validation accuracy"]
+    assert steps[-1] == 2  # its own steps
+    (last,) = [one for one in measures if one.metric == "accuracy"]
+    assert (last.data or {})["chosen step"] == 2  # no step is chosen
+    built: Any = fewshot_runs.build(config, model, pictures(28, 1), seed=0)
+    ours = next(one for one in built.modules() if isinstance(one, Encoder))
+    start = load_encoder(encoder.format(seed=0)).state_dict()
+    for name, weight in ours.named_parameters():
+        assert torch.equal(weight, start[name]), name
+
+
+def test_a_frozen_encoder_encodes_once(noise: None, encoder: str) -> None:
+    net = replace(TINY.intention_tuned, start=encoder, steps=2, tasks=3, latent=6, frozen=True)
+    config = replace(TINY, intention_tuned=net)
+    pools = fewshot_runs.encoded(fewshot_runs.load(config), fewshot_runs.shared_encoder(config, encoder, 0))
+    assert pools["val"].x.shape == (40, 16)
+    assert torch.allclose(pools["val"].x.norm(dim=-1), torch.full((40,), 4.0))
+    model: Any = fewshot_runs.build(config, "intention_tuned", pools["train"])
+    assert model.encoder is None
+    assert "accuracy on all unseen classes" in [one.metric for one in go(config, "intention_tuned")]
+
+
+def test_an_encoder_that_is_not_there_is_told(noise: None, encoder: str) -> None:
+    config = replace(TINY, intention_tuned=replace(TINY.intention_tuned, start="nowhere-{seed}"))
+    with pytest.raises(LabError, match=r"there is no encoder 'nowhere-0'.*tools/encoder.py trains one"):
+        go(config, "intention_tuned")
+    other = replace(TINY, encoder="resnet12", intention_tuned=replace(TINY.intention_tuned, start=encoder))
+    with pytest.raises(LabError, match="is a conv4, and this config has encoder resnet12"):
+        go(other, "intention_tuned")
+    for wrong in ("", "conv4-{model}"):
+        with pytest.raises(ValueError, match="start m"):
+            Tuned(8, 0.1, start=wrong)
+
+
+def test_unseen_classes_are_also_judged_in_random_halves(features: str) -> None:
+    """20 of them, the same for all models; and answers of each episode are kept, to be paired."""
+    config = replace(TINY, data=features, way=2)
+    found = {one.metric: one for one in go(config, "protonet")}
+    about = found["accuracy on random halves of the unseen classes"].data or {}
+    assert len(about["splits"]) == 20
+    assert found["accuracy on random halves of the unseen classes"].value == pytest.approx(
+        sum(about["splits"]) / 20, abs=1e-3
+    )
+    unseen = found["accuracy on all unseen classes"]
+    right = bytes.fromhex((unseen.data or {})["right"])
+    assert len(right) == config.evaluation_episodes
+    assert sum(right) / len(right) / (unseen.data or {})["queries"] == pytest.approx(unseen.value)
+    few = Pool(torch.randn(30, 8), torch.arange(30) % 3)  # a half has one class
+    assert list(fewshot_runs.halves(fewshot_runs.build(config, "protonet", few), few, config)) == []
+
+
 def test_latent_sizes_run(features: str) -> None:
     config = replace(fewshot_latent.PRESETS["quick"], **(SETTINGS | {"data": features, "latents": (3, 16)}))
     jobs = [job for job in fewshot_latent.jobs(config) if job.model == "intention" and job.seed == 0]
@@ -190,7 +262,8 @@ def test_latent_sizes_run(features: str) -> None:
     for job in jobs:
         measures = list(fewshot_latent.run(job, Place()))
         assert {(one.data or {})["latent"] for one in measures} == {job.at["latent"]}
-        sizes.append((job.at["latent"], (measures[-3].data or {})["parameters"]))
+        (last,) = [one for one in measures if one.metric == "accuracy"]
+        sizes.append((job.at["latent"], (last.data or {})["parameters"]))
     assert sizes == [(3, 3 * 8 + 1), (16, 16 * 8 + 1)]  # e_H and alpha
 
 

@@ -88,7 +88,7 @@ def errors_of(**factors):
     ("factors", "expected"),
     [
         ((1.01, 1.02, 1.01), "holds"),
-        ((1.0, 1.0, 1.12), "partly"),
+        ((1.0, 1.0, 1.12), "not decided"),
         ((1.2, 1.21, 1.2), "does not hold"),
         ((1.01, None, 1.01), "does not hold"),
     ],
@@ -106,10 +106,10 @@ def test_the_layer_is_judged_by_its_worst_position(factors, expected):
 def test_networks_are_compared_with_ridge_and_each_other():
     close = {"transformer": (1.8, 1.7, 1.8), "informer": (1.1, 1.1, 1.2)}
     beside = {"linear_attention": (5.0, 5.0, 6.0), "delta": (1.0, 1.0, 1.1), "sigma_intention": (1.7, 1.8, 1.8)}
-    expected = ["not tested at this size", "holds", "holds", "holds", "does not hold", "partly"]
+    expected = ["not tested at this size", "holds", "holds", "holds", "does not hold", "not decided"]
     assert verdicts(in_context, errors_of(**close, **beside)) == [*expected, *["not tested at this size"] * 4]
     far = errors_of(transformer=(3.0, 3.0, 3.1), informer=(1.0, 1.1, 3.5))
-    assert verdicts(in_context, far)[1:3] == ["does not hold", "partly"]
+    assert verdicts(in_context, far)[1:3] == ["does not hold", "not decided"]
 
 
 def test_coefficients_drift_and_keep_their_variance():
@@ -146,11 +146,11 @@ def drifted(**errors):
 def test_forgetting_pays_if_the_error_is_smaller_with_it():
     pays = drifted(intention_gated=(2.0, 1.2), delta_gated=(2.0, None), gated_delta_gated=(None, 1.5))
     assert verdicts(in_context, pays)[7] == "holds"
-    assert verdicts(in_context, pays)[8] == "partly"  # two mixers that can forget were not run
+    assert verdicts(in_context, pays)[8] == "holds in 2 of 4 (2 open)"  # two mixers that can forget were not run
     others = drifted(attention_gated=(1.5, 1.4), linear_attention_gated=(3.0, 2.0))
     assert verdicts(in_context, [*pays, *others])[8] == "holds"
     harmed = drifted(attention_gated=(1.4, 1.5), linear_attention_gated=(3.0, 2.0))
-    assert verdicts(in_context, [*pays, *harmed])[8] == "partly"
+    assert verdicts(in_context, [*pays, *harmed])[8] == "holds in 3 of 4"
     assert verdicts(in_context, drifted(intention_gated=(1.2, 2.0)))[7] == "does not hold"
     assert verdicts(in_context, [*pays, *others])[9] == "not tested at this size"  # without sigma_intention
     every = [*pays, *others, *drifted(sigma_intention_gated=(1.9, None))]
@@ -162,7 +162,7 @@ def test_forgetting_pays_if_the_error_is_smaller_with_it():
     ("factors", "expected"),
     [
         ((1.5, 1.5, 1.6), "holds"),
-        ((1.0, 1.1, 2.5), "partly"),
+        ((1.0, 1.1, 2.5), "not decided"),
         ((2.5, 2.5, 2.6), "does not hold"),
         ((1.0, 1.0, None), "does not hold"),
     ],

@@ -10,8 +10,22 @@ from intention import nn as inn
 from intention.lab.core.place import Place
 from intention.lab.core.results import Row, estimate_log
 from intention.lab.experiments import policy as experiment
-from intention.lab.experiments.base import Job, Net
-from intention.lab.experiments.compare import best, by_margin, by_model, correlation, errors, ratio, together, verdict
+from intention.lab.experiments.base import Claim, Job, Net
+from intention.lab.experiments.compare import (
+    applicable,
+    at_most,
+    best,
+    by_model,
+    correlation,
+    errors,
+    every,
+    learnt,
+    ratio,
+    tested,
+    together,
+    untrained,
+    verdict,
+)
 from intention.lab.experiments.policy import model as models
 from intention.lab.experiments.policy import references
 from intention.lab.experiments.policy import task as policy
@@ -243,30 +257,55 @@ def made_up(errors, reward="squared"):
 
 OWN = (0.01, 0.009, 0.0095)
 NAIVE = {"zero": (1.0, 1.0, 1.0), "mlp": (1.0, 1.02, 0.98), "neural_process": (1.02, 1.0, 0.98)}  # learned nothing
+BEHIND = {"zero": (1.0, 1.0, 1.0), "mlp": (0.7, 0.72, 0.7), "neural_process": (0.7, 0.69, 0.7)}  # learned a little
 
 
 @pytest.mark.parametrize(
     ("attention", "only", "better"),
     [
-        ((1.01, 0.99, 1.0), "holds", "holds"),  # no better than the mean
         ((0.11, 0.1, 0.09), "does not hold", "holds"),  # improves too, but stays behind
-        ((0.03, 0.06, 0.05), "does not hold", "partly"),  # 4 times worse on average, not surely
-        ((0.02, 0.019, 0.021), "does not hold", "partly"),  # behind, not by that much
-        ((0.02, 0.005, 0.011), "does not hold", "does not hold"),  # not surely behind
+        ((0.03, 0.06, 0.05), "does not hold", "not decided"),  # 4 times worse on average, not surely
+        ((0.02, 0.019, 0.021), "does not hold", "does not hold"),  # behind, not by that much
+        ((0.02, 0.005, 0.011), "does not hold", "not decided"),  # perhaps by that much
         ((0.001, 0.0011, 0.001), "does not hold", "does not hold"),
     ],
 )
 def test_verdicts_follow_the_numbers(attention, only, better):
-    rows = made_up({**NAIVE, "intention": OWN, "attention": attention})
+    rows = made_up({**BEHIND, "intention": OWN, "attention": attention})
     claims = experiment.claims(rows)
     assert [claim.verdict for claim in claims[:2]] == [only, better]
     assert "read as: at most 1/4 of the best one's error" in claims[1].text
 
 
+def test_a_baseline_that_has_not_learnt_is_not_beaten():
+    rows = made_up({**NAIVE, "intention": OWN, "attention": (0.11, 0.1, 0.09)})
+    better = experiment.claims(rows)[1]
+    assert better.verdict == "not tested at this size"
+    assert "Neural Process did not learn (3 of 3 runs), MLP did not learn (3 of 3 runs)" in better.measured
+    assert experiment.claims(made_up({**NAIVE, "intention": OWN, "attention": (1.01, 0.99, 1.0)}))[0].verdict == "holds"
+
+
+@pytest.mark.parametrize(
+    ("sigma", "mlp", "expected"),
+    [
+        ((0.5, 0.6, 0.7), (0.7,) * 3, "holds"),
+        ((0.5, 0.6, 0.9), (0.7,) * 3, "holds in 2 of 3"),
+        ((0.9, 0.9, 0.9), (0.7,) * 3, "does not hold"),
+        ((0.9, 0.9, 0.9), (0.9,) * 3, "not tested at this size"),  # training was too short
+        ((0.5, 0.5, 0.5), (0.9,) * 3, "holds"),
+    ],
+)
+def test_sigma_intention_is_held_to_what_the_paper_says(sigma, mlp, expected):
+    rows = made_up({**BEHIND, "attention": (0.5,) * 3, "mlp": mlp, "sigma_intention": sigma})
+    claim = experiment.claims(rows)[2]
+    assert claim.verdict == expected
+    assert "put to the test" in claim.text
+
+
 def test_better_is_judged_for_each_reward():
-    far, near = ({**NAIVE, "intention": OWN, "attention": attention} for attention in ((0.1,) * 3, (0.02,) * 3))
+    far, near = ({**BEHIND, "intention": OWN, "attention": attention} for attention in ((0.1,) * 3, (0.02,) * 3))
     assert experiment.claims([*made_up(far), *made_up(far, "gaussian")])[1].verdict == "holds"
-    assert experiment.claims([*made_up(far), *made_up(near, "gaussian")])[1].verdict == "partly"
+    assert experiment.claims([*made_up(far), *made_up(near, "gaussian")])[1].verdict == "holds in 1 of 2"
 
 
 def test_runs_that_are_missing_do_not_help():
@@ -281,11 +320,12 @@ def test_runs_that_are_missing_do_not_help():
 
 def test_runs_that_are_not_finite_do_not_help():
     complete = {**NAIVE, "intention": OWN, "attention": (1.01, 0.99, 1.0)}
-    own = experiment.claims(made_up({**complete, "intention": (0.01, None, 0.01)}))
+    learned = {**BEHIND, "intention": OWN, "attention": (0.7, 0.7, 0.7)}
+    own = experiment.claims(made_up({**learned, "intention": (0.01, None, 0.01)}))
     assert [claim.verdict for claim in own[:2]] == ["does not hold"] * 2
     assert "Intention not finite in 1 of 3 runs" in own[1].measured
     one = experiment.claims(made_up({**complete, "mlp": (None, 1.0, 1.0)}))
-    assert [claim.verdict for claim in one[:2]] == ["not tested at this size", "holds"]  # others are finite
+    assert [claim.verdict for claim in one[:2]] == ["not tested at this size"] * 2  # others are finite
     improving = experiment.claims(made_up({**complete, "mlp": (None, 1.0, 1.0), "attention": (0.1, 0.1, 0.1)}))
     assert improving[0].verdict == "does not hold"
     none = dict.fromkeys(("mlp", "neural_process", "attention"), (None, 1.0, 1.0))
@@ -319,14 +359,42 @@ def test_a_diverged_run_is_infinitely_bad():
 def test_verdicts_of_several_cases():
     untested = "not tested at this size"
     assert together(["holds", "holds"]) == "holds"
-    assert together(["holds", "does not hold"]) == "partly"
-    assert together([untested, "holds"]) == "partly"
-    assert together([untested, "partly"]) == "partly"
-    assert together([untested, "does not hold"]) == "does not hold"
+    assert together(["holds", "does not hold"]) == "holds in 1 of 2"
+    assert together([untested, "holds"]) == "holds in 1 of 2 (1 open)"
+    assert together([untested, "not decided"]) == "not decided"
+    assert together([untested, "does not hold"]) == "holds in 0 of 2 (1 open)"
+    assert together(["holds in 1 of 3 (1 open)", "holds", "not decided"]) == "holds in 2 of 5 (2 open)"
     assert together([untested, untested]) == together([]) == untested
-    assert verdict(estimate_log([2.0]), 1) == "partly"  # one seed has no interval
-    assert by_margin(estimate_log([2.0, 2.1, 2.0]), 4) == "partly"
-    assert by_margin(estimate_log([2.0]), 4) == "does not hold"  # nor is it surely ahead
+    assert verdict(estimate_log([2.0]), 1) == "not decided"  # one seed has no interval
+    assert verdict(estimate_log([2.0, 2.1, 2.0]), 4) == "does not hold"
+    assert at_most(estimate_log([2.0, 2.1, 2.0]), 4) == "holds"
+    assert at_most(estimate_log([2.0, 9.0, 2.0]), 4) == "not decided"
+    assert at_most(None, 4) == untested
+    assert every(["holds", "holds"]) == "holds"
+    assert every(["not decided", "does not hold", untested]) == "does not hold"
+    assert every(["not decided", untested]) == untested
+
+
+def test_what_has_learnt_nothing_is_told():
+    found = {"mlp": learnt({0: 0.8, 1: 0.81, 2: math.inf}, {0: 1.0, 1: 1.0, 2: 1.0}), "attention": {0: True}}
+    assert found["mlp"] == {0: True, 1: False, 2: False}
+    assert untrained(found, ("mlp", "attention", "maml")) == "MLP did not learn (2 of 3 runs)"
+    assert untrained(found, ("attention",)) == ""
+    assert tested("holds", "") == "holds"
+    assert tested("holds", "MLP did not learn") == "not tested at this size"
+    assert applicable("mlp", found) == ("MLP learnt it in 1 of 3 runs", "holds in 1 of 3")
+    assert applicable("maml", found) == ("", "not tested at this size")
+
+
+def test_a_verdict_is_one_that_there_is():
+    assert Claim("", "Figure 9", "", "holds in 3 of 5 (1 open)").kind == "holds in some cases"
+    assert [Claim("", "", "", said).final for said in ("holds", "does not hold", "holds in 3 of 5")] == [True] * 3
+    open_ones = ("not decided", "not tested at this size", "holds in 3 of 5 (1 open)")
+    assert [Claim("", "", "", said).final for said in open_ones] == [False] * 3
+    assert [Claim("", where, "", "holds").ours for where in ("Figure 9", "Figure 9, our own line")] == [False, True]
+    for wrong in ("partly", "holds in some cases", "holds in 3"):
+        with pytest.raises(ValueError, match="a verdict is"):
+            Claim("", "", "", wrong)
 
 
 def test_intervals_of_correlations_stay_inside():

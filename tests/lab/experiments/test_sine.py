@@ -210,8 +210,8 @@ def made_up(worse: float) -> list[Row]:
 
 def test_verdicts_follow_the_rows() -> None:
     assert [sine.claims(made_up(0.1))[index].verdict for index in (0, 1)] == ["holds"] * 2
-    assert [sine.claims(made_up(3.0))[index].verdict for index in (0, 1)] == ["partly"] * 2
-    assert sine.claims(made_up(0.1))[2].verdict == "does not hold"
+    assert [sine.claims(made_up(3.0))[index].verdict for index in (0, 1)] == ["holds in 2 of 3"] * 2
+    assert sine.claims(made_up(0.1))[2].verdict == "holds in 0 of 2 (1 open)"  # with a small alpha nothing was run
     assert [claim.verdict for claim in sine.claims([])] == [UNTESTED] * 4
     assert [claim.measured for claim in sine.claims([])] == [""] * 4
 
@@ -224,8 +224,22 @@ def test_one_point_more_is_for_both_intentions_and_not_for_our_own_line() -> Non
     rows = [r for r in made_up(0.1) if r.model != "sigma_intention"]
     for seed in range(3):
         rows += [row("sigma_intention", seed, x, 0.1) for x in (5, 10, 20)]
-        rows += [row(model, seed, 1, 9.0 if "intention" in model else 1.0) for model in TRAINED]
-    assert [claim.verdict for claim in sine.claims(rows)] == ["partly", "holds", "does not hold", "partly"]
+        rows += [row(model, seed, 1, 9.0 if "intention" in model else 2.0) for model in TRAINED]
+    assert [claim.verdict for claim in sine.claims(rows)] == [
+        "holds in 3 of 4",
+        "holds",
+        "holds in 0 of 2 (1 open)",
+        "holds",
+    ]
+
+
+def test_a_baseline_that_does_not_use_its_context_is_not_beaten() -> None:
+    rows = [*made_up(0.1), *(row(model, seed, 1, 2.0) for seed in range(3) for model in TRAINED)]
+    assert sine.claims(rows)[0].verdict == "holds"
+    idle = [r if (r.model, r.seed, r.x, r.metric) != ("maml", 1, 1, "mse") else replace(r, value=1.2) for r in rows]
+    claims = sine.claims(idle)
+    assert [claim.verdict for claim in claims[:3]] == [UNTESTED] * 3
+    assert "MAML did not learn (1 of 3 runs)" in claims[0].measured
 
 
 @pytest.mark.parametrize("kept", [{"intention", "maml"}, {"intention"}, {"maml", "attention", "neural_process"}])
@@ -245,7 +259,7 @@ def test_seeds_that_are_missing_are_not_tested() -> None:
     fewer = [r for r in rows if r.model != "intention" or r.seed < 3]
     assert sine.claims(fewer)[0].verdict == UNTESTED
     at_one = [r for r in rows if r.model != "maml" or r.x != 5 or r.seed < 3]  # the others have all seeds
-    assert sine.claims(at_one)[0].verdict == "partly"
+    assert sine.claims(at_one)[0].verdict == "holds in 2 of 3 (1 open)"
     assert not any("None" in claim.measured for found in (rows, fewer, at_one) for claim in sine.claims(found))
 
 

@@ -176,7 +176,7 @@ def trained(model, steps=(40, 40), gradient=1.0, alphas=(1.0, 1e-4)):
     ("rows_", "expected"),
     [
         (trained("intention"), ["holds", UNTESTED, "holds"]),
-        (trained("intention", (40, 12)), ["partly", UNTESTED, "holds"]),
+        (trained("intention", (40, 12)), ["holds in 1 of 2", UNTESTED, "holds"]),
         (trained("intention", (3, 12)), ["does not hold", UNTESTED, "holds"]),
         (trained("intention", alphas=(1.0, 0.1)), [UNTESTED, UNTESTED, "holds"]),  # the smallest was not tried
         (trained("intention", (40, 3), alphas=(1.0, 0.1)), ["does not hold", UNTESTED, "holds"]),
@@ -202,10 +202,10 @@ def errors(model, *values):
     ("own", "expected"),
     [
         ((1e-7, 1e-7, 1e-7), ["holds", "holds"]),
-        ((1e-7, 1e-7, 9e-6), ["holds", "partly"]),
-        ((1e-7, 1e-7, 2e-5), ["partly", "partly"]),
-        ((1e-7, 2e-6, 2e-5), ["does not hold", "partly"]),
-        ((1e-7, 1e-7, None), ["partly", "partly"]),
+        ((1e-7, 1e-7, 9e-6), ["holds", "holds in 2 of 3"]),
+        ((1e-7, 1e-7, 2e-5), ["holds in 1 of 2", "holds in 2 of 3"]),
+        ((1e-7, 2e-6, 2e-5), ["does not hold", "holds in 1 of 3"]),
+        ((1e-7, 1e-7, None), ["holds in 1 of 2", "holds in 2 of 3"]),
     ],
 )
 def test_errors_are_bounded_in_the_worst_case_and_in_the_median(own, expected):

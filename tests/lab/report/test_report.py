@@ -23,7 +23,18 @@ import pytest
 from intention.lab import experiments
 from intention.lab.core.files import LabError
 from intention.lab.core.results import Row, append, estimate, select
-from intention.lab.experiments.base import COLOURS, Claim, Job, Net, Plot, chooses, label, relevant
+from intention.lab.experiments.base import (
+    COLOURS,
+    Claim,
+    Job,
+    Net,
+    Plot,
+    added,
+    chooses,
+    label,
+    relevant,
+    without_added,
+)
 from intention.lab.report import write_report
 from intention.lab.report.choose import choose, own, rebuild
 from intention.lab.report.figures import to_svg
@@ -245,7 +256,8 @@ def test_csv_runs_no_formula(fake, tmp_path):
     assert "secret" not in (tmp_path / "rows.csv").read_text(encoding="utf-8")
     claims = _table(tmp_path / "claims.csv")
     assert claims[1] == {
-        "experiment": "first", "claim": "It is =1+1", "where": "Table 2", "measured": "'-1", "verdict": "does not hold"
+        "experiment": "first", "claim": "It is =1+1", "where": "Table 2", "measured": "'-1", "verdict": "does not hold",
+        "ours": "paper",
     }  # fmt: skip
 
 
@@ -467,4 +479,32 @@ def test_real_configs_are_read_back(name):
         assert rebuild(experiment.PRESETS["quick"], _plain(config)) == config
         for model in {job.model for job in experiment.jobs(config)}:
             wanted = json.dumps(relevant(config, model), sort_keys=True)
-            assert own(_plain(config), model, choosing) == wanted
+            assert own(without_added(_plain(config), config), model, choosing) == wanted
+
+
+def test_a_field_that_was_added_changes_no_run_of_before():
+    @dataclasses.dataclass(frozen=True)
+    class Before:
+        steps: int = 3
+        intention: Net = Net((4,))
+
+    @dataclasses.dataclass(frozen=True)
+    class After:
+        steps: int = 3
+        intention: Net = Net((4,))
+        noise: float = added(0.5)
+
+    old, new = (Job("x", config, "intention", 0) for config in (Before(), After()))
+    assert old.id == new.id
+    assert Job("x", After(noise=1.0), "intention", 0).id != old.id
+    assert Job("x", After(intention=Net((4,), scale="variance")), "intention", 0).id != old.id
+    row = {"steps": 7, "intention": {"embed": [4], "learning_rate": 0.1}}
+    assert rebuild(After(noise=9.0, intention=Net((4,), scale="variance")), row) == After(
+        7, Net((4,), learning_rate=0.1)
+    )
+    full = _plain(After(noise=9.0))
+    assert without_added(full, After()) == {
+        "steps": 3,
+        "intention": {k: v for k, v in full["intention"].items() if k != "scale"},
+        "noise": 9.0,
+    }

@@ -21,6 +21,8 @@ from lab.toy_cli import ENVIRONMENT, PATIENCE, lines, start, wait_for
 
 pytestmark = pytest.mark.usefixtures("toys")
 
+NONE = "{} holds, 0 holds in some cases, 0 does not hold, 0 not decided, 0 not tested at this size"
+
 
 def rows_of(path):
     """How many rows each seed has: two when all is well."""
@@ -102,7 +104,7 @@ def test_reproduce_runs_all_then_nothing(call, tmp_path, monkeypatch):
     assert (code, err) == (0, "")
     *_, verdicts, path = out.splitlines()
     assert path == "intention-results/quick/report.html"
-    assert verdicts == "claims of the paper: 1 holds, 0 partly, 0 does not hold, 0 not tested at this size"
+    assert verdicts == f"lines of our own: {NONE.format(0)}"
     assert "A toy" in Path(path).read_text()
     times = sorted([float(time) for time in line.split()] for line in lines(tmp_path / "times"))
     assert len(times) == 5
@@ -137,7 +139,7 @@ def test_reproduce_does_not_report_changed_configs(call):
     assert len(lines(Path("here/rows.csv"))) == 1 + 3 * 2
     assert call("report", "here")[:2] == (
         0,
-        "claims of the paper: 1 holds, 0 partly, 0 does not hold, 0 not tested at this size\nhere/report.html\n",
+        f"claims of the paper: {NONE.format(1)}\nlines of our own: {NONE.format(0)}\nhere/report.html\n",
     )
     code, _, err = call("report", "nowhere")
     assert code == 1

@@ -7,7 +7,6 @@ import dataclasses
 import difflib
 import importlib
 import sys
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,9 +18,10 @@ from intention.lab import experiments
 from intention.lab.cli import options
 from intention.lab.cli.options import Usage
 from intention.lab.core import ranks, results
+from intention.lab.core.device import find as find_device
 from intention.lab.core.files import LabError
 from intention.lab.core.place import Place
-from intention.lab.experiments.base import PRESETS, VERDICTS, Experiment, Job, label, score
+from intention.lab.experiments.base import HOLDS, PRESETS, UNTESTED, Claim, Experiment, Job, label, score, tally
 from intention.lab.run import cluster, runner, search
 from intention.lab.run import sweep as sweeping
 from intention.lab.run.progress import Display, Tally, duration
@@ -48,7 +48,8 @@ def run(args: list[str]) -> int:
     experiment = experiments.find(name)
     flags, config = options.parse_with_config(options.Run, f"run {name}", experiment, rest)
     out = flags.out or _default_out(experiment, config, flags.preset)
-    tasks = _plan(experiment, config, flags.preset, out, flags.tensorboard)
+    find_device(flags.device)
+    tasks = _plan(experiment, config, flags.preset, out, flags.tensorboard, device=flags.device)
     _need("safetensors", *(["tensorboard"] if flags.tensorboard else []))
     ranks.check_batch(getattr(config, "batch", None))
     torch.set_num_threads(flags.threads)
@@ -83,7 +84,7 @@ def _run_here(task: Task, display: Display) -> None:
         display.tally.note(task.id, step, steps, values.get("loss", float("nan")))
 
     display.say(f"{task.id}{': continues' if task.begun else ''}")
-    rows = runner.perform(task, Place(folder=task.folder, tell=tell, tensorboard=task.tensorboard))
+    rows = runner.perform(task, Place(task.folder, tell, task.tensorboard, device=find_device(task.device)))
     if ranks.first():
         runner.store(task, rows)
     display.tally.end(task.id)
@@ -122,7 +123,9 @@ def sweep(args: list[str]) -> int:
         jobs = search.jobs(experiment, config) if flags.search else None
     except ValueError as error:
         raise Usage(str(error)) from error
-    tasks = _plan(experiment, config, flags.preset, out, flags.tensorboard, jobs)
+    if flags.cluster is None:
+        find_device(flags.device)  # now, not in every run
+    tasks = _plan(experiment, config, flags.preset, out, flags.tensorboard, jobs, flags.device)
     failures = _sweep(tasks, out, flags)
     _say(f"rows are in {runner.rows_file(out, name)}")
     if flags.search:
@@ -167,7 +170,10 @@ def reproduce(args: list[str]) -> int:
     _need("matplotlib", "jinja2")
     out = flags.out or RESULTS / flags.preset
     found = [experiments.find(name) for name in experiments.NAMES]
-    every = [task for one in found for task in _plan(one, one.PRESETS[flags.preset], flags.preset, out)]
+    if flags.cluster is None:
+        find_device(flags.device)
+    presets = [(one, one.PRESETS[flags.preset]) for one in found]
+    every = [task for one in presets for task in _plan(*one, flags.preset, out, device=flags.device)]
     failures = _sweep([task for task in every if task.job.experiment in names], out, flags)
     code = _tell_failures(failures)
     # of this preset only: the folder may hold rows of changed configs, too
@@ -187,11 +193,12 @@ def _write_report(folder: Path, rows: list[results.Row] | None) -> int:
     made = write_report(folder, rows)
     with (folder / "claims.csv").open(newline="", encoding="utf-8") as file:
         claims = list(csv.DictReader(file))
-    count = Counter(claim["verdict"] for claim in claims)
-    for claim in claims:
-        if claim["verdict"] in ("partly", "does not hold"):
-            print(f"{claim['verdict']}: {claim['experiment']}: {claim['claim']}")
-    print(f"claims of the paper: {', '.join(f'{count[verdict]} {verdict}' for verdict in VERDICTS)}")
+    for ours, title in (("paper", "claims of the paper"), ("ours", "lines of our own")):
+        some = [Claim(line["claim"], line["where"], "", line["verdict"]) for line in claims if line["ours"] == ours]
+        for line in claims:
+            if line["ours"] == ours and line["verdict"] not in (HOLDS, UNTESTED):
+                print(f"{line['verdict']}: {line['experiment']}: {line['claim']}")
+        print(f"{title}: {', '.join(f'{count} {verdict}' for verdict, count in tally(some).items())}")
     for problem in made.problems:
         print(f"not shown in the report: {problem!r}", file=sys.stderr)
     sys.stderr.flush()
@@ -216,9 +223,11 @@ def _plan(
     out: Path,
     tensorboard: bool = False,
     searched: Sequence[Job] | None = None,
+    device: str = "cpu",
 ) -> list[Task]:
+    options: Any = {"tensorboard": tensorboard, "searched": searched, "device": device}
     try:
-        return runner.plan(experiment, config, preset, out, tensorboard=tensorboard, searched=searched)
+        return runner.plan(experiment, config, preset, out, **options)
     except ValueError as error:
         raise Usage(str(error)) from error
 

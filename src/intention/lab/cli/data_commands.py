@@ -52,6 +52,8 @@ class Embed:
     """`conv4` (comes with the package), `efficientnet_lite0`, `_lite1` or `_lite2` (extra backbones), `pixels`
     (28 x 28, centred), an encoder.safetensors of a few-shot run, a name of timm, or the id or folder of a Hugging Face
     model such as microsoft/resnet-34 (extra vision)."""
+    device: options.Device = "cpu"
+    """Where images are embedded: auto (a GPU if there is one), cpu, cuda, cuda:N or mps."""
     half: Switch = False
     """Save float16, half the size."""
     force: Switch = False
@@ -131,7 +133,7 @@ def embed(args: list[str]) -> int:
         raise LabError(f"cannot write {flags.out}: {error.strerror}; choose another --out") from error
     from intention.lab.run import embed as embedding
 
-    made = embedding.embed(flags.data, flags.backbone, flags.out, flags.half)
+    made = embedding.embed(flags.data, flags.backbone, flags.out, flags.half, flags.device)
     shapes = ", ".join(f"{part} {tuple(x.shape)}" for part, x in made.items())
     print(f"features {shapes} are in {flags.out}; next: intention run fewshot --data {flags.out}")
     return 0

@@ -16,6 +16,7 @@ from intention.lab.experiments.base import PRESETS, Experiment
 T = TypeVar("T")
 Preset = Literal["quick", "standard", "paper"]
 Switch = tyro.conf.FlagCreatePairsOff[bool]
+Device = Annotated[str, tyro.conf.arg(metavar="NAME")]
 Text = Annotated[str | None, tyro.conf.arg(metavar="TEXT")]
 Out = Annotated[
     Path | None,
@@ -50,6 +51,8 @@ class Run:
     """Delete these runs, finished or not, and start them over."""
     tensorboard: bool = True
     """Write TensorBoard events beside the checkpoints."""
+    device: Device = "cpu"
+    """Where models are trained: auto (a GPU if there is one), cpu, cuda, cuda:N or mps. Seeds mean the same data."""
     threads: int = 1
     """Threads of torch; these models are small, and more of them are rarely faster."""
 
@@ -70,6 +73,8 @@ class Sweep:
     """Runs at a time, each in a process with one thread."""
     cluster: Text = None
     """Address of a dask scheduler, tcp://...: the runs go there instead."""
+    device: Device = "cpu"
+    """Where models are trained: auto (a GPU if there is one), cpu, cuda, cuda:N or mps. Runs share it: see --jobs."""
     search: Switch = False
     """Try the grid of learning rates that all models share, with a seed of its own, and tell the best."""
     fresh: Switch = False
@@ -95,6 +100,8 @@ class Reproduce:
     """Runs at a time, each in a process with one thread."""
     cluster: Text = None
     """Address of a dask scheduler, tcp://...: the runs go there instead."""
+    device: Device = "cpu"
+    """Where models are trained: auto (a GPU if there is one), cpu, cuda, cuda:N or mps. Runs share it: see --jobs."""
     fresh: Switch = False
     """Delete the runs, finished or not, and start them over. Otherwise finished ones are reused."""
 

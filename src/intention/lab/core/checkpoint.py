@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from intention.lab.core.device import of as device_of
 from intention.lab.core.files import LabError, write_whole
 from intention.lab.core.results import Json
 
@@ -38,14 +39,19 @@ def save(path: Path, state: State, settings: Json) -> None:
     for index, slots in state.optimiser.state_dict()["state"].items():
         tensors |= {f"optimiser.{index}.{name}": tensor for name, tensor in slots.items()}
     tensors |= {"random.tasks": state.generator.get_state(), "random.torch": torch.get_rng_state()}
+    if (device := device_of(state.model)).type == "cuda":
+        tensors["random.cuda"] = torch.cuda.get_rng_state(device)  # of dropout on the GPU
     # copies: a module that is used twice appears under two names, which safetensors refuses to share
-    copies = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
+    copies = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
     about = {"step": state.step, "history": state.history, "settings": settings, "digest": _digest(copies)}
     write_whole(path, to_bytes(copies, {"about": json.dumps(about)}))
 
 
 def load(path: Path, state: State, settings: Json) -> None:
-    """Fill `state` with what was saved: the run goes on with the same bits."""
+    """Fill `state` with what was saved: the run goes on with the same bits, on the device where its model is now.
+
+    On another device than before the tasks are the same; its arithmetic, and dropout on a GPU, are not.
+    """
     about, tensors = _read(path)
     if about["settings"] != json.loads(json.dumps(settings)):
         raise LabError(
@@ -65,6 +71,8 @@ def load(path: Path, state: State, settings: Json) -> None:
         state.best = _under("best.", tensors) or None
         state.generator.set_state(tensors["random.tasks"])
         torch.set_rng_state(tensors["random.torch"])
+        if "random.cuda" in tensors and (device := device_of(state.model)).type == "cuda":
+            torch.cuda.set_rng_state(tensors["random.cuda"], device)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise LabError(f"{path} does not fit this model: {error}; {_REMEDY}") from error
     state.step, state.history = about["step"], about["history"]

@@ -6,6 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
+CPU = torch.device("cpu")
+
 
 @dataclass(frozen=True)
 class Place:
@@ -18,3 +22,4 @@ class Place:
     tell: Callable[[int, int, Mapping[str, float]], None] | None = None
     tensorboard: bool = False
     save_every: float = 30.0  # seconds between checkpoints
+    device: torch.device = CPU  # where models are trained

@@ -28,7 +28,9 @@ def first() -> bool:
 
 def join() -> None:
     if count() > 1 and not dist.is_initialized():
-        dist.init_process_group("gloo")  # models and tasks are on the CPU
+        # gloo for what is on the CPU, and nccl for models on GPUs
+        both = torch.cuda.is_available() and dist.is_nccl_available()
+        dist.init_process_group("cpu:gloo,cuda:nccl" if both else "gloo")
 
 
 def leave() -> None:
@@ -42,7 +44,7 @@ def agree(value: T) -> T:
         return value
     join()
     values = [value]
-    dist.broadcast_object_list(values)
+    dist.broadcast_object_list(values, device=torch.device("cpu"))
     return values[0]
 
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from intention.lab.core import checkpoint, ranks
 from intention.lab.core.checkpoint import State
+from intention.lab.core.device import moved
 from intention.lab.core.files import LabError
 from intention.lab.core.place import Place
 
@@ -89,7 +90,7 @@ def train(
     place: Place,
     evaluate: Evaluate | None = None,
 ) -> list[dict[str, float]]:
-    """Train the model in place.
+    """Train the model in place, on the device of the place, where it stays.
 
     The history is returned: {"step": ..., what evaluate gave}, for step 0, every `evaluate_every` steps and the end.
     With a folder, a checkpoint found in it is continued bit by bit; new ones are written every `place.save_every`
@@ -97,6 +98,7 @@ def train(
     evaluation was best.
     """
     ranks.join()
+    model.to(place.device)
     optimiser = _optimiser(model, plan)
     # not the stream from which a caller with the same seed has drawn the weights
     state = State(model, optimiser, torch.Generator().manual_seed(TASKS + seed), 0, [])
@@ -123,7 +125,7 @@ def train(
                 if state.best is not None:
                     model.load_state_dict(state.best)
                 return state.history
-            value = _step(wrapped, state, sample, loss, plan)
+            value = _step(wrapped, state, sample, loss, plan, place.device)
             write({"loss": value, "learning rate": plan.rate(state.step - 1)}, state.step)
             if place.tell is not None:
                 place.tell(state.step, plan.steps, {"loss": value})
@@ -140,11 +142,13 @@ def _optimiser(model: nn.Module, plan: Plan) -> torch.optim.Optimizer:
     return torch.optim.Adam(weights, plan.learning_rate)
 
 
-def _step(model: nn.Module, state: State, sample: Sample[Batch], loss: Loss[Batch], plan: Plan) -> float:
+def _step(
+    model: nn.Module, state: State, sample: Sample[Batch], loss: Loss[Batch], plan: Plan, device: torch.device
+) -> float:
     for group in state.optimiser.param_groups:
         group["lr"] = plan.rate(state.step)
     state.optimiser.zero_grad(set_to_none=True)
-    out = loss(model, ranks.share(sample(plan.batch, state.generator)))
+    out = loss(model, moved(ranks.share(sample(plan.batch, state.generator)), device))
     value = ranks.mean(float(out.detach()))  # of all ranks, so that all of them stop if it is not finite
     if not math.isfinite(value):
         raise Diverged(

@@ -6,9 +6,10 @@ import dataclasses
 import hashlib
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
 
 from intention.lab.core.place import Place
 from intention.lab.core.results import Json, Row
@@ -67,6 +68,11 @@ for mixer in ("intention", "sigma_intention", "attention", "linear_attention", "
     COLOURS[f"{mixer}_gated"] = COLOURS[mixer]
     LABELS[f"{mixer}_gated"] = f"{LABELS[mixer]}, gated layers"
 
+HEADS = ("intention", "sigma_intention", "attention", "neural_process", "protonet", "maml")
+for model in (*HEADS, "intention_kernel", "intention_lda", "intention_qda"):
+    COLOURS[f"{model}_tuned"] = COLOURS[model]
+    LABELS[f"{model}_tuned"] = f"{LABELS[model]}, from one encoder"
+
 DATA_NAMES = {
     "built-in": "built-in data (glyphs)",
     "mnist": "MNIST",
@@ -91,6 +97,22 @@ def chooses(default: T) -> T:
     return field(default=default, metadata={"chooses": True})
 
 
+Scale = Literal["none", "variance"]
+SCALES: tuple[Scale, ...] = ("none", "variance")
+
+
+def check_scale(scale: str) -> None:
+    require(scale in SCALES, f"scale must be one of {', '.join(SCALES)}, got {scale!r}")
+
+
+def added(default: T) -> T:
+    """A field that came after rows were published: at its default it changes no run, and its name is not in their ids.
+
+    Rows of before have no such field: for them it is at its default, whatever the presets say now.
+    """
+    return field(default=default, metadata={"added": True})
+
+
 @dataclass(frozen=True)
 class Net:
     """One model: the sizes of its layers (input sizes follow from the task) and how fast it learns."""
@@ -99,10 +121,12 @@ class Net:
     decode: tuple[int, ...] = ()
     learning_rate: float = 3e-4
     heads: int = 1
+    scale: Scale = added("none")  # of σIntention's scores
 
     def __post_init__(self) -> None:
         require(all(size > 0 for size in (*self.embed, *self.decode)), f"sizes must be positive, got {self}")
         require(self.heads >= 1, f"heads must be at least 1, got {self.heads}")
+        check_scale(self.scale)
 
 
 @dataclass(frozen=True)
@@ -155,7 +179,30 @@ def relevant(config: Any, model: str) -> Json:
             kept[item.name] = value
         elif item.name == model and not isinstance(value, type):
             kept[item.name] = dataclasses.asdict(value)
+    return without_added(kept, config)
+
+
+def without_added(values: Json, config: Any) -> Json:
+    """Names and values of a config, or of a part of it, without fields that were added later and are at their default.
+
+    `config` says which fields these are; in a file of JSON tuples have become lists.
+    """
+    fields = {item.name: item for item in dataclasses.fields(config)}
+    kept: Json = {}
+    for name, value in values.items():
+        inner = getattr(config, name, None)
+        if isinstance(value, Mapping) and dataclasses.is_dataclass(inner):
+            value = without_added(dict(value), inner)
+        item = fields.get(name)
+        if item is None or not item.metadata.get("added") or not _same(value, item.default):
+            kept[name] = value
     return kept
+
+
+def _same(value: object, default: object) -> bool:
+    if dataclasses.is_dataclass(default) and not isinstance(default, type):
+        default = without_added(dataclasses.asdict(default), default)
+    return json.dumps(value, default=str, sort_keys=True) == json.dumps(default, default=str, sort_keys=True)
 
 
 @dataclass(frozen=True)
@@ -173,21 +220,75 @@ class Measure:
     model: str | None = None
 
 
-VERDICTS = ("holds", "partly", "does not hold", "not tested at this size")
+HOLDS, NOT, OPEN, UNTESTED = "holds", "does not hold", "not decided", "not tested at this size"
+MIXED = "holds in some cases"  # what verdicts such as "holds in 3 of 5" are counted as
+VERDICTS = (HOLDS, MIXED, NOT, OPEN, UNTESTED)
+OUR_LINE = "our own line"
+_CASES = re.compile(r"holds in (\d+) of (\d+)(?: \((\d+) open\))?")
+
+
+class Cases(NamedTuple):
+    """Of how many cases a claim is about, in how many it holds, and how many are not decided or not tested."""
+
+    held: int
+    all: int
+    open: int = 0
+
+    def __str__(self) -> str:
+        """
+        >>> print(Cases(3, 5), Cases(3, 5, 1), sep="; ")
+        holds in 3 of 5; holds in 3 of 5 (1 open)
+        """
+        return f"holds in {self.held} of {self.all}" + (f" ({self.open} open)" if self.open else "")
+
+
+def cases(verdict: str) -> Cases:
+    """What a verdict says of its cases; a plain one is of one case."""
+    found = _CASES.fullmatch(verdict)
+    if found:
+        return Cases(*(int(number or 0) for number in found.groups()))
+    if verdict not in VERDICTS or verdict == MIXED:
+        wanted = f"{HOLDS!r}, {NOT!r}, {OPEN!r}, {UNTESTED!r} or {str(Cases(3, 5, 1))!r}"
+        raise ValueError(f"a verdict is {wanted}, got {verdict!r}")
+    return Cases(verdict == HOLDS, 1, verdict in (OPEN, UNTESTED))
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of the paper, what we measured (numbers with their intervals) and the verdict."""
+    """A sentence of the paper or of our own, what we measured (numbers with their intervals) and the verdict.
+
+    The verdict is one of "holds", "does not hold", "not decided" (the interval over seeds allows both), "not tested at
+    this size" (not run, or a baseline did not learn), or says in how many cases it holds: "holds in 3 of 5".
+    """
 
     text: str
-    where: str  # "Figure 5", "section 2", "appendix C"
+    where: str  # "Figure 5", "section 2", "appendix C"; ends with "our own line" where the paper does not say it
     measured: str
     verdict: str
 
     def __post_init__(self) -> None:
-        if self.verdict not in VERDICTS:
-            raise ValueError(f"a verdict is one of {VERDICTS}, got {self.verdict!r}")
+        cases(self.verdict)
+
+    @property
+    def ours(self) -> bool:
+        """Whether this is a line of our own: these are counted and headed apart from the claims of the paper."""
+        return self.where.endswith(OUR_LINE)
+
+    @property
+    def kind(self) -> str:
+        """One of `VERDICTS`."""
+        return self.verdict if self.verdict in VERDICTS else MIXED
+
+    @property
+    def final(self) -> bool:
+        """Whether more training or more seeds could not change the verdict: no case is open."""
+        return cases(self.verdict).open == 0
+
+
+def tally(claims: Iterable[Claim]) -> dict[str, int]:
+    """How many claims there are of each kind, in the order of `VERDICTS`."""
+    kinds = [claim.kind for claim in claims]
+    return {verdict: kinds.count(verdict) for verdict in VERDICTS}
 
 
 @dataclass(frozen=True)

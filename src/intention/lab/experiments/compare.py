@@ -6,12 +6,13 @@ Runs that are missing or not finite never help a claim: a comparison needs the s
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from intention.lab.core.results import Estimate, Row, estimate, estimate_log
-from intention.lab.experiments.base import label
+from intention.lab.experiments.base import HOLDS, NOT, OPEN, UNTESTED, VERDICTS, Cases, cases, label
 
-UNTESTED = "not tested at this size"
+LEARNT = 0.8  # times the error of what has learnt nothing, or of the same model without its context
+PUT_TO_THE_TEST = "Both new modules are put to the test, and the tasks confirm that they are applicable"
 CLOSED_FORMS = {
     "zero": "predicting the mean",
     "ridge_raw": "ridge on raw features",
@@ -67,28 +68,74 @@ def _divide(above: float, below: float) -> float:
 
 
 def verdict(found: Estimate | None, at_least: float) -> str:
-    """holds: the whole interval is at or above the bound. partly: the mean is, the interval is not (or unknown)."""
+    """holds: the whole interval is at or above the bound. does not hold: the whole interval is below.
+
+    Otherwise, and with one run, whose interval is not known, it is not decided.
+    """
     if found is None:
         return UNTESTED
+    if math.isnan(found.mean):
+        return NOT  # a run that is judged is not finite
     if found.low >= at_least:
-        return "holds"
-    return "partly" if found.mean >= at_least else "does not hold"
+        return HOLDS
+    return NOT if found.high < at_least else OPEN
 
 
-def by_margin(found: Estimate | None, at_least: float) -> str:
-    """The verdict on "ahead by this factor": surely ahead, but not by that much, is "partly"."""
-    each = verdict(found, at_least)
-    return "partly" if each == "does not hold" and verdict(found, 1) == "holds" else each
+def at_most(found: Estimate | None, bound: float) -> str:
+    """The verdict on "not more than": the same with the interval on the other side."""
+    return verdict(found and Estimate(-found.mean, -found.high, -found.low, found.count), -bound)
 
 
 def together(verdicts: Sequence[str]) -> str:
-    """Of several cases: what all of them say, or "partly". With a case that is not tested, "partly" at most."""
-    said = set(verdicts) - {UNTESTED}
-    if not said:
-        return UNTESTED
-    if len(said) > 1 or (said == {"holds"} and UNTESTED in verdicts):
-        return "partly"
-    return said.pop()
+    """Of several cases: what all of them say, or in how many of them it holds."""
+    said = set(verdicts)
+    if len(said) <= 1 and said <= set(VERDICTS):
+        return said.pop() if said else UNTESTED
+    each = [cases(one) for one in verdicts]
+    total = Cases(*map(sum, zip(*each, strict=True)))
+    return OPEN if total.open == total.all else str(total)
+
+
+def every(verdicts: Sequence[str]) -> str:
+    """Of several conditions of one case: one that fails is enough, and one that is not known leaves it open."""
+    return next((one for one in (NOT, UNTESTED, OPEN) if one in verdicts), HOLDS)
+
+
+Learnt = Mapping[str, Mapping[int, bool]]  # model -> seed -> whether that run learnt its task
+
+
+def learnt(own: Mapping[int, float], without: Mapping[int, float]) -> dict[int, bool]:
+    """Of each run whose error is known: whether it is at most `LEARNT` times that of the same seed without learning."""
+    return {seed: own[seed] <= LEARNT * without[seed] for seed in sorted(own) if seed in without}
+
+
+def untrained(found: Learnt, models: Iterable[str]) -> str:
+    """Text: which of these models did not learn, with how many of their runs; nothing if all did.
+
+    A baseline that has not learnt its task is not beaten: the claim is then not tested.
+    """
+    parts = []
+    for model in models:
+        runs = found.get(model, {})
+        missed = sum(not run for run in runs.values())
+        if missed:
+            parts.append(f"{named(model)} did not learn ({missed} of {len(runs)} runs)")
+    return ", ".join(parts)
+
+
+def tested(judged: str, missed: str) -> str:
+    """The verdict, unless a baseline of the claim did not learn."""
+    return UNTESTED if missed else judged
+
+
+def applicable(model: str, found: Learnt, baselines: Iterable[str] = ()) -> tuple[str, str]:
+    """The paper says of both new modules that tasks they "are put to the test" on confirm that they are applicable:
+    what was measured and the verdict, run by run. Where baselines have not learnt either, training was too short.
+    """
+    runs = list(found.get(model, {}).values())
+    text = f"{named(model)} learnt it in {sum(runs)} of {len(runs)} runs" if runs else ""
+    short = untrained(found, baselines) if not all(runs) else ""
+    return text, tested(together([HOLDS if run else NOT for run in runs]), short)
 
 
 def times(found: Estimate) -> str:

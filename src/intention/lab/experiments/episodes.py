@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from intention.lab.core.device import answer
 from intention.lab.core.results import Json
 from intention.lab.experiments.base import MamlNet, Measure, Net, require
 from intention.lab.tasks import Episode
@@ -31,11 +32,10 @@ def loss(model: nn.Module, episode: Episode) -> Tensor:
     return (model(episode.query, episode.key, episode.value) - episode.target).square().mean()
 
 
-@torch.no_grad()
 def predict_in_parts(model: nn.Module, episode: Episode, size: int = 500) -> Tensor:
     """The predictions of many tasks without much memory."""
     parts = zip(*(x.split(size) for x in episode[:3]), strict=True)
-    return torch.cat([model(*part) for part in parts])
+    return torch.cat([answer(model, *part) for part in parts])
 
 
 def task_errors(predicted: Tensor, episode: Episode) -> Tensor:

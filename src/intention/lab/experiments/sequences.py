@@ -9,7 +9,7 @@ from typing import Any
 
 from intention.lab.core.results import Row
 from intention.lab.core.train import Plan
-from intention.lab.experiments.base import require
+from intention.lab.experiments.base import OUR_LINE, require
 
 MIXERS = ("intention", "sigma_intention", "attention", "linear_attention", "delta")
 GATED = {  # models of gated layers -> their mixer
@@ -22,7 +22,7 @@ GATED = {  # models of gated layers -> their mixer
 }
 FIXED = ("intention_gated", "linear_attention_gated", "delta_gated", "gated_delta_gated")  # a state of constant size
 RATES = (1e-3, 3e-3, 1e-2, 3e-2)  # tried for every model of gated layers
-WHERE = "our own line"
+WHERE = OUR_LINE
 OURS = "not in the paper"
 
 
@@ -68,10 +68,3 @@ def texts(rows: Iterable[Row], name: str) -> list[Any]:
     """What rows say under a name in their data, each once, in order."""
     found = {about(row, name) for row in rows}
     return sorted(found - {None})
-
-
-def at_most(mean: float, high: float, bound: float) -> str:
-    """holds: the whole interval is at or below the bound. partly: the mean is, the interval is not (or unknown)."""
-    if high <= bound:
-        return "holds"
-    return "partly" if mean <= bound else "does not hold"

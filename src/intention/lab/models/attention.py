@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from intention import functional as F
+from intention.nn import LearnableAlpha, SigmaIntention
 
 
 class WideAttention(nn.Module):
@@ -25,8 +26,22 @@ class WideAttention(nn.Module):
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         query, key, value = self.query(query), self.key(key), self.value(value)
         query, key, value = (self._split(x) for x in (query, key, value))
-        out = F.attention(query, key, value)  # (..., heads, M, k)
-        return self.output(out.transpose(-3, -2).flatten(-2))
+        return self.output(self.mix(query, key, value).transpose(-3, -2).flatten(-2))
+
+    def mix(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """(..., heads, M, k)"""
+        return F.attention(query, key, value)
 
     def _split(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.heads, -1)).transpose(-3, -2)  # (..., heads, points, size)
+
+
+class WideSigma(WideAttention):
+    """The same heads with softmax(Q Sigma^-1 K' scale) V in each: σIntention with all that attention has."""
+
+    def __init__(self, d: int, k: int, heads: int, alpha: LearnableAlpha, scale: str | None = "variance") -> None:
+        super().__init__(d, k, heads)
+        self.sigma = SigmaIntention(alpha, scale=scale)
+
+    def mix(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return self.sigma(query, key, value)

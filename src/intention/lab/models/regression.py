@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from intention import functional as F
-from intention.lab.models.attention import WideAttention
+from intention.lab.models.attention import WideAttention, WideSigma
 from intention.nn import Intention, LearnableAlpha, NeuralProcess, SigmaIntention, mlp
 
 
@@ -15,9 +15,24 @@ def intention(d: int, embed: tuple[int, ...], alpha: float) -> nn.Module:
     return Intention(LearnableAlpha(alpha), embed_query=shared, embed_key=shared)
 
 
-def sigma_intention(d: int, embed: tuple[int, ...], alpha: float) -> nn.Module:
-    shared = mlp(d, *embed)
-    return SigmaIntention(LearnableAlpha(alpha), embed_query=shared, embed_key=shared)
+def sigma_intention(d: int, embed: tuple[int, ...], alpha: float, heads: int = 1, scale: str = "none") -> nn.Module:
+    """With one head as printed; with more, heads as attention has them between the same embeddings."""
+    shared, named = mlp(d, *embed), None if scale == "none" else scale
+    if heads == 1:
+        return SigmaIntention(LearnableAlpha(alpha), scale=named, embed_query=shared, embed_key=shared)
+    return Embedded(shared, WideSigma(embed[-1], 1, heads, LearnableAlpha(alpha), named))
+
+
+class Embedded(nn.Module):
+    """A mixer between e_K(Q), e_K(K) and the values as they are."""
+
+    def __init__(self, embed: nn.Module, mixer: nn.Module) -> None:
+        super().__init__()
+        self.embed_query = self.embed_key = embed
+        self.mixer = mixer
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return self.mixer(self.embed_query(query), self.embed_key(key), value)
 
 
 class LinearAttention(nn.Module):

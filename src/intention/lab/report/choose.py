@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from intention.lab.core.results import Json, Row
-from intention.lab.experiments.base import Experiment
+from intention.lab.experiments.base import Experiment, without_added
 from intention.lab.run.runner import finished
 
 
@@ -34,8 +34,8 @@ def choose(experiment: Experiment, rows: Sequence[Row]) -> Chosen:
     choosing.discard("data")  # it chooses runs, but those on different data never belong together
     configs: dict[str, Json] = {}  # the most recent first
     for row in reversed(fresh):
-        configs.setdefault(json.dumps(_without(row.config, choosing), sort_keys=True), row.config)
-    candidates = [(config, _rows_of(config, fresh, choosing)) for config in configs.values()]
+        configs.setdefault(json.dumps(_without(_plain(experiment, row.config), choosing), sort_keys=True), row.config)
+    candidates = [(config, _rows_of(experiment, config, fresh, choosing)) for config in configs.values()]
     whole = [is_complete(experiment, config, kept) for config, kept in candidates]
     index = next((number for number, answer in enumerate(whole) if answer is not False), 0)
     config, kept = candidates[index]
@@ -69,13 +69,20 @@ def is_complete(experiment: Experiment, config: Json, rows: Iterable[Row]) -> bo
 
 
 def rebuild(like: Any, values: Mapping[str, Any]) -> Any:
-    """The Config that a row's config was: JSON has lists for tuples and dictionaries for dataclasses.
+    """The Config that a row's config was: JSON has lists for tuples and dictionaries for dataclasses. Fields that were
+    added later are at their default.
 
     >>> from intention.lab.experiments.base import Net
     >>> rebuild(Net((1,)), {"embed": [64, 64], "heads": 5})
-    Net(embed=(64, 64), decode=(), learning_rate=0.0003, heads=5)
+    Net(embed=(64, 64), decode=(), learning_rate=0.0003, heads=5, scale='none')
     """
-    return dataclasses.replace(like, **{name: _restore(getattr(like, name), value) for name, value in values.items()})
+    before = {item.name: item.default for item in dataclasses.fields(like) if item.metadata.get("added")}
+    given = {name: _restore(getattr(like, name), value) for name, value in values.items()}
+    return dataclasses.replace(like, **(before | given))
+
+
+def _plain(experiment: Experiment, config: Json) -> Json:
+    return without_added(config, experiment.PRESETS["quick"])
 
 
 def _restore(like: object, value: object) -> Any:
@@ -84,8 +91,13 @@ def _restore(like: object, value: object) -> Any:
     return tuple(_restore(None, item) for item in value) if isinstance(value, list) else value
 
 
-def _rows_of(config: Json, rows: Iterable[Row], choosing: set[str]) -> list[Row]:
-    return [row for row in rows if own(row.config, _owner(row), choosing) == own(config, _owner(row), choosing)]
+def _rows_of(experiment: Experiment, config: Json, rows: Iterable[Row], choosing: set[str]) -> list[Row]:
+    wanted = _plain(experiment, config)
+    return [
+        row
+        for row in rows
+        if own(_plain(experiment, row.config), _owner(row), choosing) == own(wanted, _owner(row), choosing)
+    ]
 
 
 def own(config: Json, model: str, choosing: set[str]) -> str:

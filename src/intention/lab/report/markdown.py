@@ -9,7 +9,7 @@ from intention.lab.core.results import Json
 from intention.lab.report.sections import Section, duration
 from intention.lab.report.text import markdown_table, to_markdown
 
-CLAIM_HEAD = ("Claim of the paper", "Where", "Measured here, 95% interval", "Verdict")
+CLAIM_HEAD = ("Claim", "Where", "Measured here, 95% interval", "Verdict")
 
 
 def to_report(page: Json) -> str:
@@ -18,7 +18,9 @@ def to_report(page: Json) -> str:
     if page["problems"]:
         parts.append("**Problems**\n\n" + _bullets(page["problems"]))
     parts.append("## Summary\n\n" + to_markdown(page["tally"]) + "\n")
-    parts += [_summary(section) for section in page["sections"]]
+    for title, ours in (("Claims of the paper", False), ("Lines of our own", True)):
+        parts.append(f"### {title}\n")
+        parts += [text for section in page["sections"] if (text := _summary(section, ours))]
     if page["missing"]:
         parts.append(f"Not run: {', '.join(map(to_markdown, page['missing']))}.\n")
     parts += [_section(section) for section in page["sections"]]
@@ -38,10 +40,13 @@ def _bullets(lines: Iterable[str]) -> str:
     return "".join(f"- {to_markdown(line)}\n" for line in lines)
 
 
-def _summary(section: Section) -> str:
-    rows = [(claim.text, claim.where, claim.measured, claim.verdict) for claim in section.claims]
+def _summary(section: Section, ours: bool) -> str:
+    """The claims of the paper, or the lines of our own; a section without any is told once."""
+    rows = [(claim.text, claim.where, claim.measured, claim.verdict) for claim in section.claims if claim.ours == ours]
     heading = f"**[{to_markdown(section.title)}](#{section.anchor})**\n\n"
-    return heading + (markdown_table(CLAIM_HEAD, rows) if rows else "No claims.\n")
+    if rows:
+        return heading + markdown_table(CLAIM_HEAD, rows)
+    return "" if section.claims or ours else heading + "No claims.\n"
 
 
 def _caption(text: str) -> str:

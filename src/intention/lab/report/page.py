@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from intention.lab import experiments
 from intention.lab.core.files import LabError, write_whole
 from intention.lab.core.results import Json, Row, read_folder
-from intention.lab.experiments.base import VERDICTS
+from intention.lab.experiments.base import VERDICTS, Claim, tally
 from intention.lab.paper import appendix
 from intention.lab.report.figures import standalone
 from intention.lab.report.html import render
@@ -22,6 +21,7 @@ from intention.lab.report.text import inline, to_csv, to_html
 from intention.lab.run.search import FOLDER as SEARCHED
 
 TITLE = "Intention: the paper's experiments, repeated"
+GROUPS = ("Claims of the paper", "Lines of our own")
 
 
 class Report(NamedTuple):
@@ -71,18 +71,32 @@ def _page(rows: Sequence[Row], tried: Sequence[Row]) -> Json:
     known = [name for name in experiments.NAMES if name in by_name]
     unknown = [name for name in by_name if name not in experiments.NAMES]
     sections = [section(name, by_name[name]) for name in [*known, *unknown]]
-    verdicts = Counter(claim.verdict for item in sections for claim in item.claims)
+    every = [claim for item in sections for claim in item.claims]
+    counts = [(title, tally(some)) for title, some in groups(every)]
     return {
         "title": TITLE,
         "facts": _facts(sections),
         "sections": sections,
-        "verdicts": [(verdict, verdicts[verdict]) for verdict in VERDICTS],
-        "tally": "Claims: " + ", ".join(f"{verdicts[verdict]} {verdict}" for verdict in VERDICTS),
+        "verdicts": [(title, [(verdict, found[verdict]) for verdict in VERDICTS]) for title, found in counts],
+        "tally": ". ".join(counted(title, found) for title, found in counts),
         "missing": [name for name in experiments.NAMES if name not in by_name],
         "searches": searches(tried),
         "hyperparameters": appendix.table(),
         "problems": [f"{item.name}: {problem}" for item in sections for problem in item.problems],
     }
+
+
+def groups(claims: Sequence[Claim]) -> list[tuple[str, list[Claim]]]:
+    """Claims of the paper and lines of our own, apart."""
+    return [(title, [claim for claim in claims if claim.ours == ours]) for ours, title in enumerate(GROUPS)]
+
+
+def counted(title: str, found: Mapping[str, int]) -> str:
+    """
+    >>> counted("Claims", {"holds": 3, "does not hold": 1})
+    'Claims: 3 holds, 1 does not hold'
+    """
+    return f"{title}: " + ", ".join(f"{count} {verdict}" for verdict, count in found.items())
 
 
 def _facts(sections: Sequence[Section]) -> list[tuple[str, str]]:
@@ -100,8 +114,10 @@ def _html(page: Json) -> str:
 
 
 def _claims_csv(sections: Sequence[Section]) -> str:
-    head = ("experiment", "claim", "where", "measured", "verdict")
-    return to_csv(head, [(item.name, c.text, c.where, c.measured, c.verdict) for item in sections for c in item.claims])
+    head = ("experiment", "claim", "where", "measured", "verdict", "ours")
+    every = [(item.name, claim) for item in sections for claim in item.claims]
+    lines = [(name, c.text, c.where, c.measured, c.verdict, "ours" if c.ours else "paper") for name, c in every]
+    return to_csv(head, lines)
 
 
 def _rows_csv(rows: Sequence[Row]) -> str:

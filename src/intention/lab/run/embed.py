@@ -16,6 +16,7 @@ from intention.fewshot import backbones
 from intention.fewshot.backbones import BATCH, Backbone, BackboneError, refuse_imagenet
 from intention.fewshot.images import ImageError, to_image, with_channels
 from intention.lab import data
+from intention.lab.core.device import find as find_device
 from intention.lab.core.files import LabError
 from intention.lab.data.arrays import write_npz
 from intention.lab.data.folders import index_folder
@@ -38,9 +39,9 @@ class Opened(NamedTuple):
         return to_image(member) if self.files is None else open_image(self.files[int(member)])
 
 
-def embed(name: str, backbone: str, out: Path, half: bool = False) -> dict[str, Tensor]:
+def embed(name: str, backbone: str, out: Path, half: bool = False, device: str = "cpu") -> dict[str, Tensor]:
     """Write the features of a data set to an npz that `data.load` reads, and give them."""
-    net = find(backbone)
+    net = find(backbone).to(find_device(device))
     opened = open_for(name, net)
     features = {part: x.to(torch.float16 if half else torch.float32) for part, x in compute(opened, net).items()}
     if not all(x.isfinite().all() for x in features.values()):
@@ -59,7 +60,8 @@ def compute(opened: Opened, net: Backbone) -> dict[str, Tensor]:
     features = {}
     for part, some in parts.items():
         with told():
-            batches = [net.features(opened.images(batch)).float() for batch in _track(some.x.split(BATCH), part)]
+            there = (opened.images(batch).to(net.device) for batch in _track(some.x.split(BATCH), part))
+            batches = [net.features(batch).float().cpu() for batch in there]
         features[part] = torch.cat(batches)
     if net.name == "pixels":
         mean = next(iter(features.values())).mean(0)  # of the first part, which is train wherever there is one

@@ -37,6 +37,7 @@ class Task:
     tensorboard: bool = False
     weight: float = 1.0  # seconds that it is expected to take; a guess
     search: bool = False  # a training that diverges is an answer, too
+    device: str = "cpu"  # found where the run works: a worker may have others
 
     @property
     def id(self) -> str:
@@ -61,6 +62,7 @@ def plan(
     *,
     tensorboard: bool = False,
     searched: Iterable[Job] | None = None,
+    device: str = "cpu",
 ) -> list[Task]:
     """The runs that a config asks for, or those of a search; each once."""
     jobs = list({job.id: job for job in (experiment.jobs(config) if searched is None else searched)}.values())
@@ -70,7 +72,7 @@ def plan(
     # where nothing was measured: a second and 5 milliseconds a step
     weight = 1 + 0.005 * float(getattr(config, "steps", 0)) if known is None else known / len(jobs)
     out = out.absolute()  # a worker may have another working folder
-    return [Task(job, experiment, preset, out, tensorboard, weight, searched is not None) for job in jobs]
+    return [Task(job, experiment, preset, out, tensorboard, weight, searched is not None, device) for job in jobs]
 
 
 def expected_seconds(experiment: Experiment, preset: str) -> float | None:

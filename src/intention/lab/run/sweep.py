@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from intention.lab.core.device import find as find_device
 from intention.lab.core.files import LabError
 from intention.lab.core.place import Place
 from intention.lab.core.results import Row
@@ -54,8 +55,8 @@ def work(index: int, task: Task, notes: Notes | None) -> Outcome:
         _leave_the_terminal()
         notes.start(index)
     tell = None if notes is None else notes.teller(index)
-    place = Place(folder=task.folder, tell=tell, tensorboard=task.tensorboard)
     try:
+        place = Place(task.folder, tell, task.tensorboard, device=find_device(task.device))
         with _ONE_AT_A_TIME:
             torch.set_num_threads(1)
             outcome = Outcome(index, perform(task, place))

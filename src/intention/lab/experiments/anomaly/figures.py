@@ -15,7 +15,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-TITLES = {"unseen": "classes that training never saw", "seen": "other images of the classes of training"}
+TITLES = {
+    "unseen": "classes that training never saw",
+    "seen": "other images of the classes of training",
+    "images": "split over images: other images of all classes",
+}
 LINES = {"cosine": "--", "nearest": ":", "whitened": "-."}
 MARKS = {1: "o", 4: "s"}
 
@@ -32,7 +36,10 @@ def plot(rows: Sequence[Row]) -> list[Plot]:
         )
         plots.append(Plot("Accuracy by model", caption, partial(draw_results, rows)))
     if select(rows, metric="accuracy during training"):
-        caption = "Accuracy during training, mean over seeds. Solid: unseen classes, dashed: seen classes."
+        caption = (
+            "Accuracy during training, mean over seeds. Solid: unseen classes, dashed: seen classes, dotted: the split "
+            "over images."
+        )
         plots.append(Plot("Accuracy during training", caption, partial(draw_history, rows)))
     return plots
 
@@ -44,16 +51,22 @@ def about_data(rows: Sequence[Row]) -> str:
 
 def table(rows: Sequence[Row]) -> list[list[str]]:
     """Models and rules by kind of question; "–" where nothing was run."""
-    head = ["", *(f"{depth} layer{'s'[: depth > 1]}, {asked}" for asked in ASKED for depth in DEPTHS)]
+    kinds = shown(rows)
+    head = ["", *(f"{depth} layer{'s'[: depth > 1]}, {asked}" for asked in kinds for depth in DEPTHS)]
     lines = [[*head, "paper, 1 layer", "paper, 4 layers", "paper's recipe, unseen", "paper's recipe, seen"]]
     for model in MODELS:
-        own = [_text(cell(rows, model, depth, asked)) for asked in ASKED for depth in DEPTHS]
-        plain = [_text(cell(rows, model, DEPTHS[0], asked, "plain")) for asked in ASKED]
+        own = [_text(cell(rows, model, depth, asked)) for asked in kinds for depth in DEPTHS]
+        plain = [_text(cell(rows, model, DEPTHS[0], asked, "plain")) for asked in ASKED[:2]]
         lines.append([LABELS[model], *own, *(f"{100 * share:.1f}%" for share in PRINTED[model]), *plain])
     for rule, name in RULES.items():
-        own = [_text(cell(rows, rule, asked=asked)) for asked in ASKED]
-        lines.append([f"no training: {name}", own[0], "", own[1], "", "", "", "", ""])
+        own = [text for asked in kinds for text in (_text(cell(rows, rule, asked=asked)), "")]
+        lines.append([f"no training: {name}", *own, "", "", "", ""])
     return lines
+
+
+def shown(rows: Sequence[Row]) -> list[str]:
+    """What was asked for in these rows."""
+    return [asked for asked in ASKED if any(cell(rows, model, depth, asked) for model in MODELS for depth in DEPTHS)]
 
 
 def _text(of: Cell) -> str:
@@ -65,8 +78,9 @@ def draw_results(rows: Sequence[Row]) -> Figure:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 3.9), layout="constrained")
-    axes = figure.subplots(1, len(ASKED), sharey=True)
-    for axis, asked in zip(axes, ASKED, strict=True):
+    kinds = shown(rows)
+    axes = figure.subplots(1, len(kinds), sharey=True, squeeze=False)[0]
+    for axis, asked in zip(axes, kinds, strict=True):
         for place, model in enumerate(MODELS):
             for depth in DEPTHS:
                 for recipe, fill, aside in (("ours", "full", 0.0), ("plain", "none", -0.3)):
@@ -78,7 +92,7 @@ def draw_results(rows: Sequence[Row]) -> Figure:
         for rule, style in LINES.items():
             found = cell(rows, rule, asked=asked)
             if found:
-                name = RULES[rule] if asked == ASKED[0] else None
+                name = RULES[rule] if asked == kinds[0] else None
                 axis.axhline(mean(found), color="black", linestyle=style, linewidth=1, label=name)
         axis.set_xticks(range(len(MODELS)), [LABELS[model].replace("-", "-\n") for model in MODELS], fontsize=7.5)
         axis.set_title(TITLES[asked], fontsize=9)
@@ -96,9 +110,9 @@ def draw_history(rows: Sequence[Row]) -> Figure:
     axes = figure.subplots(1, len(DEPTHS), sharey=True)
     for axis, depth in zip(axes, DEPTHS, strict=True):
         for model in MODELS:
-            for asked, style in zip(ASKED, ("-", "--"), strict=True):
+            for asked, style in zip(ASKED, ("-", "--", ":"), strict=True):
                 line = history(rows, model, depth, asked)
-                name = LABELS[model] if asked == ASKED[0] and depth == DEPTHS[0] else None
+                name = LABELS[model] if asked == shown(rows)[0] and depth == DEPTHS[0] else None
                 if line:
                     axis.plot(*zip(*line, strict=True), style, color=COLOURS[model], linewidth=1.4, label=name)
         axis.set_title("1 layer" if depth == 1 else f"{depth} layers", fontsize=9)

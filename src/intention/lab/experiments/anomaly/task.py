@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as TF
@@ -15,6 +16,7 @@ from intention.lab.data import Data
 UNSEEN = 0.17  # share of the classes that training never sees, where the data do not say
 KEPT_BACK = 1 / 6  # share of the images of each seen class, where the data do not say
 SPLITS = 4_000_000  # seeds of splits begin here
+SplitBy = Literal["labels", "images"]
 
 
 class Sets(NamedTuple):
@@ -57,7 +59,8 @@ class Split:
 
     train: Pool
     seen: Pool
-    unseen: Pool
+    unseen: Pool | None  # None: all classes are trained on
+    images: Pool | None = None  # other images of all classes, where these are trained on
 
 
 def split(data: Data, seed: int, *, dims: int, items: int = 10, validate: bool = False) -> Split:
@@ -82,7 +85,28 @@ def split(data: Data, seed: int, *, dims: int, items: int = 10, validate: bool =
     return Split(*pools)
 
 
-def _reduced(parts: tuple[Part, Part, Part], dims: int) -> list[Tensor]:
+def over_images(data: Data, seed: int, *, dims: int, items: int = 10, validate: bool = False) -> Split:
+    """All classes are trained on, and other images of them are asked for: those of the other parts, or a sixth that is
+    kept back where there are none or these have classes of their own. Nothing is unseen.
+
+    `validate`: a sixth of the images of training plays the role of the others.
+    """
+    generator = torch.Generator().manual_seed(SPLITS + seed)
+    train = data.parts["train"]
+    others = [] if data.by_class or validate else [part for name, part in data.parts.items() if name != "train"]
+    if others:
+        fit, kept = (train.x, train.y), (torch.cat([part.x for part in others]), torch.cat([part.y for part in others]))
+    else:
+        fit, kept = _keep_back((train.x, train.y), generator, items)
+    pools = [
+        Pool.of(TF.normalize(x, dim=-1), y) for (_, y), x in zip((fit, kept), _reduced((fit, kept), dims), strict=True)
+    ]
+    pools[0].check("images for training", 4, items)
+    pools[1].check("images kept back", 2, items)
+    return Split(pools[0], seen=pools[1], unseen=None, images=pools[1])
+
+
+def _reduced(parts: Sequence[Part], dims: int) -> list[Tensor]:
     flat = [_flat(x) for x, _ in parts]
     if not dims:
         return flat

@@ -13,6 +13,8 @@ from intention.lab.experiments.base import chooses, require
 ACCURACY, BEFORE, VALIDATION = "accuracy", "accuracy before training", "validation accuracy"
 UNSEEN = "accuracy on all unseen classes"  # validation and test classes together
 SEEN = "accuracy on training classes"
+HALVES = "accuracy on random halves of the unseen classes"
+ERROR = "validation error"  # by which rates are searched
 BY_DISTANCE = (
     "intention",
     "intention_longer",
@@ -51,7 +53,17 @@ MODELS = (
     "intention_lda",
     "intention_qda",
     "sigma_intention",
+    "intention_tuned",
+    "sigma_intention_tuned",
+    "attention_tuned",
+    "neural_process_tuned",
+    "protonet_tuned",
+    "maml_tuned",
+    "intention_kernel_tuned",
+    "intention_lda_tuned",
+    "intention_qda_tuned",
 )
+FROM_SCRATCH = tuple(model for model in MODELS if not model.endswith("_tuned"))
 
 
 @dataclass(frozen=True)
@@ -85,6 +97,31 @@ class Longer(Classifier):
 
 
 @dataclass(frozen=True)
+class Tuned(Classifier):
+    """A head on the encoder that all heads share, which has learnt to tell the training classes apart; then both learn
+    from episodes, to a rate of 0, and the last weights are kept. The same for all heads but its sizes and rate.
+    """
+
+    start: str = "conv4-{seed}"  # a name in encoders/ or of the package, or a path; {seed} is that of the run
+    steps: int = 2000
+    tasks: int = 16  # of a step, from the images of its episodes; 0: the episodes themselves
+    shift: int = 3  # images are mirrored and shifted by up to so many pixels; -1: neither
+    frozen: bool = False  # the encoder stays as it is: images are encoded once, and e_H and the head learn
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_start(self.start)
+        for name, smallest in (("steps", 1), ("tasks", 0), ("shift", -1)):
+            require(getattr(self, name) >= smallest, f"{name} must be at least {smallest}, got {getattr(self, name)}")
+
+
+def check_start(start: str) -> None:
+    require(bool(start), "start must name an encoder, got nothing; tools/encoder.py trains one")
+    known = start.replace("{seed}", "")
+    require("{" not in known and "}" not in known, f"start may hold {{seed}} and no other braces, got {start!r}")
+
+
+@dataclass(frozen=True)
 class MamlNet:
     """The gradient steps that encoder and linear layer take on the examples of a task."""
 
@@ -100,11 +137,24 @@ class MamlNet:
 
 
 @dataclass(frozen=True)
+class TunedMaml(MamlNet):
+    """MAML that begins with the shared encoder."""
+
+    start: str = "conv4-{seed}"
+    steps: int = 2000
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_start(self.start)
+        require(self.steps >= 1, f"steps must be at least 1, got {self.steps}")
+
+
+@dataclass(frozen=True)
 class Config:
     """Few-shot classification."""
 
     data: str = chooses("auto")  # a name, a folder of images, an npz; auto: miniImageNet if it is there, or glyphs
-    models: tuple[str, ...] = chooses(MODELS)
+    models: tuple[str, ...] = chooses(FROM_SCRATCH)
     seeds: int = chooses(2)
     maml_seeds: int = chooses(1)  # of second-order MAML, which takes several times as long
     encoder: Literal["conv4", "resnet12"] = "conv4"
@@ -136,6 +186,15 @@ class Config:
     pretrained: Classifier = Classifier(0, 0.1)
     maml_first: MamlNet = MamlNet(0.1)
     maml: MamlNet = MamlNet(0.1)
+    intention_tuned: Tuned = Tuned(8192, 1e-3)
+    sigma_intention_tuned: Tuned = Tuned(512, 1e-3, (512, 512, 512), heads=5)
+    attention_tuned: Tuned = Tuned(512, 1e-3, (512, 512, 512), heads=5)
+    neural_process_tuned: Tuned = Tuned(2048, 1e-3, (1024,))
+    protonet_tuned: Tuned = Tuned(0, 1e-3)
+    maml_tuned: TunedMaml = TunedMaml(1e-3, inner_steps=3, inner_rate=0.05)
+    intention_kernel_tuned: Tuned = Tuned(32, 1e-3)
+    intention_lda_tuned: Tuned = Tuned(8192, 1e-3)
+    intention_qda_tuned: Tuned = Tuned(8192, 1e-3)
 
     def __post_init__(self) -> None:
         unknown = set(self.models) - set(MODELS)
@@ -149,6 +208,12 @@ class Config:
             self.plan(model)
 
     def plan(self, model: str) -> Plan:
+        net = getattr(self, model)
+        if isinstance(net, Tuned | TunedMaml):
+            every = max(1, net.steps // self.validations)
+            return Plan(
+                net.steps, self.batch, net.learning_rate, warmup=net.steps // 20, clip=1.0, evaluate_every=every
+            )
         longer = model == "intention_longer"
         times = self.intention_longer.times if longer else 1
         return Plan(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from intention.lab.core.results import Row, estimate, select
 from intention.lab.experiments.base import COLOURS, Plot, label
-from intention.lab.experiments.fewshot.config import ACCURACY, BEFORE, MODELS, SEEN, UNSEEN, VALIDATION
+from intention.lab.experiments.fewshot.config import ACCURACY, BEFORE, HALVES, MODELS, SEEN, UNSEEN, VALIDATION
 from intention.lab.experiments.fewshot.judge import percent, seeds_of, set_name, sets, steps_of, trained
 
 if TYPE_CHECKING:
@@ -32,13 +32,16 @@ PER_SEED = (
     "Each seed has its 95% interval over test episodes; the mean's is Student's over seeds, wide where these are few"
 )
 UNSEEN_TOO = (
-    "All unseen classes: those of test and of validation together, where the latter chose which weights are kept. "
-    "Training: steps × episodes."
+    "All unseen classes: those of test and of validation together, where the latter chose which weights are kept (not "
+    "of models that begin with one encoder: their last weights are). Random halves: mean and standard deviation over "
+    "20 of them. Training: steps × episodes."
 )
 LOSSES = {
     "intention": "least squares",
     "intention_longer": "least squares",
     "intention_kernel": "least squares",
+    "intention_tuned": "least squares",
+    "intention_kernel_tuned": "least squares",
     "pretrained": "cross-entropy of all training classes",
 }
 
@@ -67,17 +70,22 @@ def about(data: str, rows: Sequence[Row]) -> str:
 
 def table(rows: Sequence[Row], numbers: Numbers) -> list[list[str]]:
     """A line for each model there is; the paper's column only where there are numbers of it."""
-    head = ["Model", "Loss", "Accuracy", "Seeds", "Each seed", "All unseen classes", "Training classes"]
-    head += ["Before training", "Training"]
+    head = ["Model", "Loss", "Accuracy", "Seeds", "Each seed", "All unseen classes", "Random halves of these"]
+    head += ["Training classes", "Before training", "Training"]
     body = []
     for model in MODELS:
         own = seeds_of(rows, model)
         if own:
             config = next(iter(own.values())).config
+            halves = " and ".join(
+                f"{100 * (row.value or 0):.1f} ± {100 * (row.data or {}).get('spread', 0):.1f}%"
+                for row in seeds_of(rows, model, HALVES).values()
+            )
             line = [
                 *(label(model), LOSSES.get(model, "cross-entropy"), mean(list(own.values())), str(len(own))),
                 "; ".join(percent(row) for row in own.values()),
-                *(mean(list(seeds_of(rows, model, metric).values())) for metric in (UNSEEN, SEEN, BEFORE)),
+                *(mean(list(seeds_of(rows, model, UNSEEN).values())), halves),
+                *(mean(list(seeds_of(rows, model, metric).values())) for metric in (SEEN, BEFORE)),
                 f"{steps_of(config, model)} × {config.get('batch')}, width {config.get('width')}",
             ]
             body.append(line + ([numbers.get(model, "")] if numbers else []))

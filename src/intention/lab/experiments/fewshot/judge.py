@@ -1,7 +1,8 @@
 """How the few-shot experiments are judged: what their rows say of two models.
 
-Few seeds are trained, so a claim is judged seed by seed, by the 95% intervals over the test episodes, which are the
-same for all models of a seed.
+All models of a seed answer the same test episodes, so differences are taken episode by episode where rows have these.
+With three seeds or more the interval is Student's over seeds; with fewer, every seed must say the same by its interval
+over episodes.
 """
 
 from __future__ import annotations
@@ -10,17 +11,16 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from intention.lab.core.results import Json, Row, select
-from intention.lab.experiments.base import Claim, data_name, label
+from intention.lab.core.results import Estimate, Json, Row, estimate, select
+from intention.lab.experiments.base import HOLDS, NOT, OPEN, Claim, data_name, label
 from intention.lab.experiments.compare import UNTESTED, together
-from intention.lab.experiments.fewshot.config import ACCURACY
+from intention.lab.experiments.fewshot.config import ACCURACY, UNSEEN
 
 NEAR = 0.01  # a percentage point
-ABOVE = "(read as: for every seed the intervals over test episodes lie apart; partly: the mean over seeds is above)"
-SAME = (
-    "(read as: for every seed the intervals over test episodes overlap or the difference is at most 1 percentage "
-    "point; partly: that of the means over seeds is)"
-)
+SEEDS = 3  # from which on the interval is over seeds
+LEARNT = 2.0  # times the accuracy of chance
+ABOVE = "(read as: the difference over the same test episodes is above 0, on all unseen classes)"
+SAME = "(read as: the difference over the same test episodes is within 1 percentage point, on all unseen classes)"
 ENCODERS = {"conv4": "Conv4", "resnet12": "ResNet-12"}
 
 Seeds = Mapping[int, Row]  # the accuracy of one model
@@ -44,6 +44,17 @@ def seeds_of(rows: Iterable[Row], model: str, metric: str = ACCURACY) -> dict[in
     return {row.seed: row for row in sorted(select(rows, model=model, metric=metric), key=lambda row: row.seed)}
 
 
+def judged_on(rows: Iterable[Row], model: str) -> dict[int, Row]:
+    """All unseen classes: which half of them is "test" moves accuracies by more than models differ."""
+    rows = list(rows)
+    return seeds_of(rows, model, UNSEEN) or seeds_of(rows, model)
+
+
+def learnt(rows: Seeds) -> bool:
+    """Whether all runs answer at least twice as often as chance."""
+    return all((row.value or 0) >= LEARNT / int(row.config.get("way", 5)) for row in rows.values())
+
+
 def percent(row: Row) -> str:
     """
     >>> percent(Row("fewshot", "a", "quick", {}, "maml", 0, "accuracy", 0.5771, interval=(0.57, 0.5842)))
@@ -55,9 +66,14 @@ def percent(row: Row) -> str:
     return f"{100 * row.value:.1f}%{ends}"
 
 
-def trained(rows: Sequence[Row]) -> str:
+def trained(rows: Sequence[Row], model: str = "intention") -> str:
     """How far, and what: "4000 steps × 2 episodes, Conv4 of width 64"."""
-    config = rows[0].config
+    own = seeds_of(rows, model)
+    config = (next(iter(own.values())) if own else rows[0]).config
+    net = config.get(model) or {}
+    if "start" in net:
+        what = "e_H and head on the frozen encoder" if net.get("frozen") else "all of it, from the encoder"
+        return f"{net.get('steps')} steps × {net.get('tasks')} tasks, {what} {net['start']}"
     encoder = ENCODERS.get(config.get("encoder", ""), "unnamed encoder")
     return f"{config.get('steps')} steps × {config.get('batch')} episodes, {encoder} of width {config.get('width')}"
 
@@ -65,45 +81,67 @@ def trained(rows: Sequence[Row]) -> str:
 def steps_of(config: Json, model: str) -> int:
     """Of this model; one of them is trained longer than the others."""
     own = config.get(model)
-    return int(config.get("steps", 0)) * int(own.get("times", 1) if isinstance(own, Mapping) else 1)
+    if not isinstance(own, Mapping):
+        return int(config.get("steps", 0))
+    return int(own["steps"]) if "steps" in own else int(config.get("steps", 0)) * int(own.get("times", 1))
 
 
 def same_seeds(own: Seeds, other: Seeds, model: str) -> tuple[Seeds, Seeds]:
     """Nothing unless both ran with the same seeds. Second-order MAML has fewer: it is compared on those it has."""
-    if model == "maml":
+    if model.startswith("maml"):
         common = set(own) & set(other)
         own, other = ({seed: rows[seed] for seed in common} for rows in (own, other))
     return (own, other) if own and set(own) == set(other) else ({}, {})
 
 
 def above(own: Seeds, other: Seeds) -> str:
-    known = _known(own, other)
-    if known is not None:
-        return known
-    if all(ends(own[seed])[0] > ends(other[seed])[1] for seed in own):
-        return "holds"
-    return "partly" if _mean(own) > _mean(other) else "does not hold"
+    return _known(own, other) or _agreed([_side(gap, 0.0) for gap in gaps(own, other)])
 
 
 def same(own: Seeds, other: Seeds) -> str:
-    known = _known(own, other)
-    if known is not None:
-        return known
-    if all(_near(own[seed], other[seed]) for seed in own):
-        return "holds"
-    return "partly" if abs(_mean(own) - _mean(other)) <= NEAR else "does not hold"
+    """Within a percentage point, either way."""
+    return _known(own, other) or _agreed([_within(gap) for gap in gaps(own, other)])
+
+
+def gaps(own: Seeds, other: Seeds) -> list[Estimate]:
+    """The difference of accuracies: one over seeds, or one for each seed where these are few."""
+    each = [difference(own[seed], other[seed]) for seed in own]
+    return [estimate([gap.mean for gap in each])] if len(each) >= SEEDS else each
+
+
+def difference(own: Row, other: Row) -> Estimate:
+    """Of one seed, over its test episodes: paired where rows tell how many answers of each were right."""
+    one, two = ((row.data or {}).get("right", "") for row in (own, other))
+    mean = (own.value or 0.0) - (other.value or 0.0)
+    if one and len(one) == len(two):
+        counts = [list(bytes.fromhex(text)) for text in (one, two)]
+        apart = [a - b for a, b in zip(*counts, strict=True)]
+        queries = (own.data or {})["queries"]
+        half = 1.96 * statistics.stdev(apart) / queries / math.sqrt(len(apart))
+    else:
+        half = math.hypot(*(ends(row)[1] - (row.value or 0.0) for row in (own, other)))
+    return Estimate(mean, mean - half, mean + half, 1)
+
+
+def _side(gap: Estimate, bound: float) -> str:
+    return HOLDS if gap.low > bound else NOT if gap.high < bound else OPEN
+
+
+def _within(gap: Estimate) -> str:
+    if gap.low >= -NEAR and gap.high <= NEAR:
+        return HOLDS
+    return NOT if gap.low > NEAR or gap.high < -NEAR else OPEN
+
+
+def _agreed(verdicts: Sequence[str]) -> str:
+    return verdicts[0] if len(set(verdicts)) == 1 else OPEN
 
 
 def _known(own: Seeds, other: Seeds) -> str | None:
-    """The verdict where there is nothing to compare."""
-    if not own or any(row.value is None for row in other.values()):
+    """The verdict where there is nothing to compare, or nothing that has learnt."""
+    if not own or any(row.value is None for row in other.values()) or not learnt(other):
         return UNTESTED
-    return "does not hold" if any(row.value is None for row in own.values()) else None
-
-
-def _near(one: Row, two: Row) -> bool:
-    apart = max(ends(one)[0], ends(two)[0]) > min(ends(one)[1], ends(two)[1])
-    return not apart or abs((one.value or 0) - (two.value or 0)) <= NEAR
+    return NOT if any(row.value is None for row in own.values()) else None
 
 
 def ends(row: Row) -> tuple[float, float]:
@@ -111,27 +149,36 @@ def ends(row: Row) -> tuple[float, float]:
     return (-math.inf, math.inf) if row.interval is None else row.interval
 
 
-def _mean(rows: Seeds) -> float:
-    return statistics.fmean(row.value for row in rows.values() if row.value is not None)
-
-
-def all_of(verdicts: Sequence[str]) -> str:
-    """Of one claim about several models: untested if any of them is missing."""
-    return UNTESTED if UNTESTED in verdicts else together(verdicts)
-
-
 def against(model: str, others: Sequence[str], judge: Judge = above) -> Callable[[list[Row]], Part]:
     """The model against each of the others."""
 
     def each(some: list[Row]) -> Part:
-        own, texts, verdicts = seeds_of(some, model), [], []
+        own, texts, verdicts = judged_on(some, model), [], []
         for other in others:
-            found = seeds_of(some, other)
+            found = judged_on(some, other)
             verdicts.append(judge(*same_seeds(own, found, other)))
-            texts.append(f"{each_seed(other, found)} ({verdicts[-1] if found else 'not run'})")
-        return f"{each_seed(model, own)}; against {'; '.join(texts)}" if own else "", all_of(verdicts)
+            texts.append(f"{each_seed(other, found)} ({_said(own, found, other, verdicts[-1])})")
+        return f"{each_seed(model, own)}; against {'; '.join(texts)}" if own else "", together(verdicts)
 
     return each
+
+
+def _said(own: Seeds, found: Seeds, other: str, verdict: str) -> str:
+    """The difference and what it says, or why there is none."""
+    if not found or not learnt(found):
+        return "not learnt" if found else "not run"
+    known = gaps(*same_seeds(own, found, other)) if verdict != UNTESTED else []
+    return "; ".join([" and ".join(points(gap) for gap in known), verdict]) if known else verdict
+
+
+def points(gap: Estimate) -> str:
+    """
+    >>> points(Estimate(0.031, 0.02, 0.042, 1))
+    '+3.1 [+2.0, +4.2]'
+    """
+    if not all(map(math.isfinite, (gap.low, gap.high))):
+        return f"{100 * gap.mean:+.1f}"
+    return f"{100 * gap.mean:+.1f} [{100 * gap.low:+.1f}, {100 * gap.high:+.1f}]"
 
 
 def each_seed(model: str, rows: Seeds) -> str:
@@ -139,8 +186,10 @@ def each_seed(model: str, rows: Seeds) -> str:
     return f"{label(model)} {' and '.join(percent(row) for row in rows.values())}".strip()
 
 
-def claim(rows: Sequence[Row], text: str, where: str, each: Callable[[list[Row]], Part]) -> Claim:
-    """One claim for all data sets there are."""
+def claim(
+    rows: Sequence[Row], text: str, where: str, each: Callable[[list[Row]], Part], model: str = "intention"
+) -> Claim:
+    """One claim for all data sets there are; how they were trained is told of one model."""
     parts = [(data, some, *each(some)) for data, some in sets(rows).items()]
-    measured = ". ".join(f"{set_name(data)}, {trained(some)}: {said}" for data, some, said, _ in parts if said)
+    measured = ". ".join(f"{set_name(data)}, {trained(some, model)}: {said}" for data, some, said, _ in parts if said)
     return Claim(text, where, measured, together([verdict for *_, verdict in parts]))

@@ -16,7 +16,7 @@ from intention.fewshot.encoders import Encoder, normalise
 from intention.fewshot.heads import LsSvm, Matching
 from intention.fewshot.maml import Maml
 from intention.lab.experiments.fewshot.task import Shots
-from intention.lab.models.attention import WideAttention
+from intention.lab.models.attention import WideAttention, WideSigma
 from intention.nn import LearnableAlpha, mlp
 
 LOSSES = ("mse", "cross-entropy")
@@ -83,9 +83,11 @@ def mix(features: Tensor, shots: Shots, tasks: int) -> tuple[Tensor, Tensor]:
     points = torch.cat(by_class, 2).flatten(0, 1)  # (classes, images, d)
     known = shots.classes.flatten()
     # two episodes may have a class in common: it is drawn once, or a task would have it under two labels
-    first = ~torch.ones(len(known), len(known), dtype=torch.bool).tril(-1).logical_and(known[:, None] == known).any(1)
-    chosen = torch.rand(tasks, len(known)).masked_fill(~first, 2.0).argsort(-1)[:, :way]
-    images = torch.rand(tasks, way, points.shape[1]).argsort(-1)
+    earlier = torch.ones(len(known), len(known), dtype=torch.bool, device=known.device).tril(-1)
+    first = ~earlier.logical_and(known[:, None] == known).any(1)
+    # drawn on the CPU, so that a seed means the same tasks everywhere
+    chosen = torch.rand(tasks, len(known)).to(known.device).masked_fill(~first, 2.0).argsort(-1)[:, :way]
+    images = torch.rand(tasks, way, points.shape[1]).to(known.device).argsort(-1)
     drawn = points[chosen.unsqueeze(-1), images]  # (tasks, way, images, d)
     shot = n // way
     mixed = torch.cat([drawn[:, :, :shot].flatten(1, 2), drawn[:, :, shot:].flatten(1, 2)], 1)
@@ -117,10 +119,12 @@ def score_loss(scores: Tensor, labels: Tensor, name: str) -> Tensor:
     return nnf.cross_entropy(scores.flatten(0, 1), labels.flatten())
 
 
-def attention(latent: int, way: int, decode: tuple[int, ...], heads: int) -> Matching:
-    """e_P(MHA(E_Q, E_K, e_H(e_V(V))))."""
+def attention(
+    latent: int, way: int, decode: tuple[int, ...], heads: int, alpha: LearnableAlpha | None = None
+) -> Matching:
+    """e_P(MHA(E_Q, E_K, e_H(e_V(V)))); with alpha its heads are those of σIntention."""
     embed_value = mlp(way, latent, latent, latent, latent)  # e_V of three layers and a layer for e_H
-    mixer = WideAttention(latent, latent, heads)
+    mixer = WideAttention(latent, latent, heads) if alpha is None else WideSigma(latent, latent, heads, alpha)
     return Matching(mixer=mixer, embed_value=embed_value, decode=mlp(latent, *decode, way))
 
 

@@ -11,20 +11,34 @@ from torch import Tensor, nn
 
 from intention import kernels
 from intention.fewshot import encoders, heads
-from intention.fewshot.files import save_encoder
+from intention.fewshot.files import load_encoder, save_encoder
 from intention.lab import data
+from intention.lab.core.device import moved
+from intention.lab.core.device import of as device_of
+from intention.lab.core.files import LabError
 from intention.lab.core.place import Place
 from intention.lab.core.results import Json
 from intention.lab.core.train import train
 from intention.lab.experiments.base import Job, Measure
 from intention.lab.experiments.episodes import over_tasks
 from intention.lab.experiments.fewshot import model as fewshot
-from intention.lab.experiments.fewshot.config import ACCURACY, BEFORE, BY_DISTANCE, SEEN, UNSEEN, VALIDATION, Config
+from intention.lab.experiments.fewshot.config import (
+    ACCURACY,
+    BEFORE,
+    BY_DISTANCE,
+    ERROR,
+    HALVES,
+    SEEN,
+    UNSEEN,
+    VALIDATION,
+    Config,
+)
 from intention.lab.experiments.fewshot.task import Pool, Prefetch, Shots, varied
 from intention.nn import LearnableAlpha
 
 ENOUGH = 12_000  # images of the training classes, to measure that
 TESTS, CHECKS = 1_000_000, 1_500_000  # seeds of test episodes and of validation episodes begin here
+HALF, SPLITS = 1_700_000, 20  # seeds of random halves begin here, and how many there are
 FEATURES = 64  # size of e_H where nothing else could learn: features, which have no encoder, and a head without weights
 
 
@@ -35,14 +49,17 @@ def run(job: Job, place: Place, latent: int | None = None) -> Iterator[Measure]:
     """
     config: Config = job.config
     pools = load(config)
+    net = getattr(config, job.model)
+    if getattr(net, "frozen", False):
+        pools = encoded(pools, shared_encoder(config, net.start, job.seed))
     torch.manual_seed(job.seed)
-    model = build(config, job.model, pools["train"], latent)
+    model = build(config, job.model, pools["train"], latent, job.seed)
     yield judge(model, pools["test"], config, job.seed, BEFORE)
     sample = partial(pools["train"].sample, way=config.way, shot=config.shot, queries=config.queries)
-    shift = getattr(getattr(config, job.model), "shift", -1)
+    shift = getattr(net, "shift", -1)
     if shift >= 0 and pools["train"].x.dim() > 2:
         sample = partial(varied, sample, most=shift)
-    count = getattr(getattr(config, job.model), "validation_episodes", config.validation_episodes)
+    count = getattr(net, "validation_episodes", config.validation_episodes)
     check = partial(validate, pools["val"], config, count, job.seed)
     history = train(
         model,
@@ -55,8 +72,11 @@ def run(job: Job, place: Place, latent: int | None = None) -> Iterator[Measure]:
     )
     for entry in history:
         yield Measure(VALIDATION, entry[VALIDATION], entry["step"])
-    yield judge(model, pools["test"], config, job.seed, ACCURACY, _learnt(model, history))
-    yield judge(model, together(pools["val"], pools["test"]), config, job.seed, UNSEEN)
+    yield Measure(ERROR, 1 - history[-1][VALIDATION])
+    yield judge(model, pools["test"], config, job.seed, ACCURACY, _learnt(model, history, config.plan(job.model).keep))
+    unseen = together(pools["val"], pools["test"])
+    yield judge(model, unseen, config, job.seed, UNSEEN)
+    yield from halves(model, unseen, config)
     yield judge(model, some_of(pools["train"]), config, job.seed, SEEN)
     encoder = getattr(model, "encoder", None)
     if place.folder is not None and isinstance(encoder, encoders.Encoder):
@@ -86,9 +106,15 @@ def some_of(pool: Pool) -> Pool:
     return Pool(pool.x[::every], pool.y[::every], pool.name)
 
 
-def build(config: Config, model: str, pool: Pool, latent: int | None = None) -> nn.Module:
+def build(config: Config, model: str, pool: Pool, latent: int | None = None, seed: int = 0) -> nn.Module:
     net: Any = getattr(config, model)
-    encoder, d = _encoder(config, pool.x, not model.startswith("maml"), getattr(net, "round_up", False))
+    model = model.removesuffix("_tuned")
+    running = not model.startswith("maml")
+    if hasattr(net, "start") and pool.x.dim() > 2:
+        encoder: encoders.Encoder | None = shared_encoder(config, net.start, seed, running)
+        d = encoder.d
+    else:
+        encoder, d = _encoder(config, pool.x, running, getattr(net, "round_up", False))
     if model.startswith("maml"):
         return fewshot.ImageMaml(encoder, d, config.way, net.inner_steps, net.inner_rate, model == "maml")
     latent = int(net.latent) if latent is None else latent
@@ -103,7 +129,7 @@ def build(config: Config, model: str, pool: Pool, latent: int | None = None) -> 
         "intention_kernel": partial(_kernel_head, config.alpha, latent or d),
         "intention_lda": partial(heads.LDA, LearnableAlpha(config.alpha)),
         "intention_qda": partial(heads.QDA, LearnableAlpha(config.alpha)),
-        "sigma_intention": partial(heads.SigmaIntention, LearnableAlpha(config.alpha), fewshot.SHARPNESS),
+        "sigma_intention": partial(_sigma_head, config, net, latent or d),
         "attention": partial(fewshot.attention, latent or d, config.way, net.decode, net.heads),
         "neural_process": partial(heads.Process, latent or d, config.way, net.decode),
         "protonet": heads.Prototypes,
@@ -112,9 +138,48 @@ def build(config: Config, model: str, pool: Pool, latent: int | None = None) -> 
     tasks = getattr(net, "tasks", 0)
     kind = partial(fewshot.Mixed, tasks) if tasks else fewshot.FewShot
     built = kind(encoder, d, latent, found[model](), loss, model in BY_DISTANCE)
-    if model == "attention":
+    if model == "attention" or (model == "sigma_intention" and net.heads > 1):
         fewshot.start_as_in_jax(built.embed, built.head)
     return built
+
+
+def shared_encoder(config: Config, start: str, seed: int, running: bool = True) -> encoders.Encoder:
+    """The encoder that all heads begin with, of this precision; without running statistics for MAML."""
+    try:
+        found = load_encoder(start.format(seed=seed))
+    except (FileNotFoundError, ValueError) as error:
+        raise LabError(f"{error}; tools/encoder.py trains one: --help") from error
+    if found.kind != config.encoder:
+        raise LabError(
+            f"{start} is a {found.kind}, and this config has encoder {config.encoder}: choose another --start"
+        )
+    sizes = (found.kind, found.size, found.channels, found.width, config.precision)
+    built = encoders.build(*sizes, running=running, round_up=found.round_up, dropblock=config.dropblock)
+    known = built.state_dict()
+    built.load_state_dict({name: tensor for name, tensor in found.state_dict().items() if name in known})
+    return built
+
+
+@torch.no_grad()
+def encoded(pools: Mapping[str, Pool], encoder: encoders.Encoder) -> dict[str, Pool]:
+    """The same pools of features: centred on the images of training, each of length sqrt(d)."""
+    encoder.eval()
+    found = {
+        name: torch.cat([encoder(encoders.normalise(x)) for x in pool.x.split(500)]) for name, pool in pools.items()
+    }
+    mean = found["train"].mean(0)
+    size = found["train"].shape[1] ** 0.5
+    return {
+        name: Pool(size * nn.functional.normalize(x - mean, dim=-1), pools[name].y, pools[name].name)
+        for name, x in found.items()
+    }
+
+
+def _sigma_head(config: Config, net: Any, latent: int) -> nn.Module:
+    """With one head softmax(Q Sigma^-1 K') of labels, as printed; with more, all that attention has."""
+    if net.heads == 1:
+        return heads.SigmaIntention(LearnableAlpha(config.alpha), fewshot.SHARPNESS)
+    return fewshot.attention(latent, config.way, net.decode, net.heads, LearnableAlpha(config.alpha))
 
 
 def _kernel_head(alpha: float, d: int) -> nn.Module:
@@ -146,15 +211,63 @@ def judge(model: nn.Module, pool: Pool, config: Config, seed: int, metric: str, 
     model.eval()
     right = correct(model, pool, config, config.evaluation_episodes, TESTS + seed)
     model.train()
-    return over_tasks(metric, right, about or {})
+    return over_tasks(metric, right, {**(about or {}), **_each(right, config)})
+
+
+def _each(right: Tensor, config: Config) -> Json:
+    """How many answers of each episode were right, two hexadecimal digits each: models of a seed can be paired."""
+    queries = config.way * config.queries
+    if queries > 255:
+        return {}
+    return {"queries": queries, "right": bytes((queries * right).round().int().tolist()).hex()}
+
+
+@torch.no_grad()
+def halves(model: nn.Module, pool: Pool, config: Config) -> Iterator[Measure]:
+    """Mean and spread over random halves of the unseen classes, the same for all models and seeds; which half is "test"
+    is not printed. Nothing where a half has fewer classes than an episode."""
+    count = len(pool.sizes)
+    if count // 2 < config.way:
+        return
+    model.eval()
+    pool, scores = _answers(model, pool)
+    found = []
+    for number in range(SPLITS):
+        generator = torch.Generator().manual_seed(HALF + number)
+        chosen = torch.isin(pool.y, torch.randperm(count, generator=generator)[: count // 2])
+        half = Pool(pool.x[chosen], pool.y[chosen].unique(return_inverse=True)[1], pool.name)
+        right = _correct(scores, half, config, max(1, config.evaluation_episodes // 10), HALF + number)
+        found.append(float(right.mean()))
+    model.train()
+    known = torch.tensor(found)
+    about = {"splits": [round(one, 4) for one in found], "spread": round(float(known.std()), 4)}
+    yield Measure(HALVES, float(known.mean()), data=about)
+
+
+Scores = Callable[[Shots], Tensor]
 
 
 def correct(model: nn.Module, pool: Pool, config: Config, episodes: int, seed: int, part: int = 10) -> Tensor:
-    """The share of right answers of each episode. Images are encoded once, for all episodes, where that is the same."""
-    scores = getattr(model, "scores")  # noqa: B009 (a module's attribute of any type)
+    """The share of right answers of each episode."""
+    pool, scores = _answers(model, pool)
+    return _correct(scores, pool, config, episodes, seed, part)
+
+
+def _answers(model: nn.Module, pool: Pool) -> tuple[Pool, Scores]:
+    """What answers episodes of a pool. Images are encoded once, for all episodes, where that is the same."""
+    device = device_of(model)
     if isinstance(model, fewshot.FewShot):
-        pool = Pool(torch.cat([model.encode(x) for x in pool.x.split(500)]), pool.y, pool.name)
-        scores = lambda shots: model.answer(shots.x, shots.value)  # noqa: E731
+        features = torch.cat([model.encode(x.to(device)) for x in pool.x.split(500)])
+        return Pool(features.cpu(), pool.y, pool.name), lambda shots: model.answer(*_there(shots, device)).cpu()
+    scores = getattr(model, "scores")  # noqa: B009 (a module's attribute of any type)
+    return pool, lambda shots: scores(moved(shots, device)).cpu()
+
+
+def _there(shots: Shots, device: torch.device) -> tuple[Tensor, Tensor]:
+    return shots.x.to(device), shots.value.to(device)
+
+
+def _correct(scores: Scores, pool: Pool, config: Config, episodes: int, seed: int, part: int = 10) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     found = []
     for size in [part] * (episodes // part) + [episodes % part] * (episodes % part > 0):
@@ -163,11 +276,12 @@ def correct(model: nn.Module, pool: Pool, config: Config, episodes: int, seed: i
     return torch.cat(found)
 
 
-def _learnt(model: nn.Module, history: list[dict[str, float]]) -> Json:
+def _learnt(model: nn.Module, history: list[dict[str, float]], keep: str) -> Json:
     """What there is to say of a trained model besides its accuracy."""
     best = max(entry[VALIDATION] for entry in history)
+    chosen = max(int(entry["step"]) for entry in history if entry[VALIDATION] == best)
     about: Json = {
-        "chosen step": max(int(entry["step"]) for entry in history if entry[VALIDATION] == best),
+        "chosen step": chosen if keep else int(history[-1]["step"]),
         "parameters": sum(weight.numel() for weight in model.parameters()),
     }
     names = {"theta": "alpha", "log_gamma": "gamma", "sharpness": "sharpness"}  # all of them are logarithms

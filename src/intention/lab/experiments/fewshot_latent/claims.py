@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 
 from intention.lab.core.results import Row, select
 from intention.lab.experiments.base import Claim
-from intention.lab.experiments.compare import UNTESTED
+from intention.lab.experiments.compare import UNTESTED, together
 from intention.lab.experiments.fewshot.config import ACCURACY
-from intention.lab.experiments.fewshot.judge import ABOVE, Part, above, all_of, claim, each_seed, same_seeds, seeds_of
+from intention.lab.experiments.fewshot.judge import ABOVE, Part, above, claim, each_seed, judged_on, same_seeds
 
 SMALL = (16, 32)  # sizes of e_H
 
@@ -33,11 +33,11 @@ def _small_latents(some: list[Row]) -> Part:
     texts, verdicts = [], dict.fromkeys(SMALL, UNTESTED)
     for latent in sorted({*latents(some), *SMALL}):
         here = of_latent(some, latent)
-        kernel, linear = (seeds_of(here, model) for model in ("intention_kernel", "intention"))
+        kernel, linear = (judged_on(here, model) for model in ("intention_kernel", "intention"))
         verdict = above(*same_seeds(kernel, linear, "intention"))
         if latent in SMALL:
             verdicts[latent] = verdict
         if kernel and linear:
             both = f"{each_seed('intention_kernel', kernel)}, {each_seed('intention', linear)}"
             texts.append(f"at {latent}: {both} ({verdict})")
-    return "; ".join(texts), all_of(list(verdicts.values()))
+    return "; ".join(texts), together(list(verdicts.values()))

@@ -6,29 +6,37 @@ from collections.abc import Sequence
 
 from intention.lab.core.results import Row
 from intention.lab.experiments.base import Claim
+from intention.lab.experiments.fewshot.claims import RECIPES
 from intention.lab.experiments.fewshot.judge import ABOVE, SAME, against, claim, same
 
 
 def claims(rows: Sequence[Row]) -> list[Claim]:
-    where = "section 5.2, Table 2"
+    return [one for recipe in RECIPES for one in _of_recipe(rows, recipe)]
+
+
+def _of_recipe(rows: Sequence[Row], recipe: str) -> list[Claim]:
+    where, own, how = "section 5.2, Table 2", f"intention{recipe}", RECIPES[recipe]
     text = "Framing Intention as QDA reduces accuracy compared to LS-SVM"
     return [
         claim(
             rows,
-            f"{text}, as printed: one pooled covariance, which is LDA {ABOVE}",
+            f"{text}, as printed: one pooled covariance, which is LDA, {how} {ABOVE}",
             where,
-            against("intention", ("intention_lda",)),
+            against(own, (f"intention_lda{recipe}",)),
+            own,
         ),
         claim(
             rows,
-            f"{text}, with one covariance per class {ABOVE}",
+            f"{text}, with one covariance per class, {how} {ABOVE}",
             where,
-            against("intention", ("intention_qda",)),
+            against(own, (f"intention_qda{recipe}",)),
+            own,
         ),
         claim(
             rows,
-            f"The kernelised version matches the unkernelised one {SAME}",
+            f"The kernelised version matches the unkernelised one, {how} {SAME}",
             where,
-            against("intention_kernel", ("intention",), same),
+            against(f"intention_kernel{recipe}", (own,), same),
+            own,
         ),
     ]

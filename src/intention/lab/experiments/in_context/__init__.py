@@ -10,6 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from intention.lab.core.device import answer
 from intention.lab.core.results import Json
 from intention.lab.core.train import Plan, train
 from intention.lab.experiments.base import Job, Measure, Place, chooses, require
@@ -193,9 +194,8 @@ def loss(model: nn.Module, drawn: Pairs) -> Tensor:
     return (model(drawn.x, drawn.y) - drawn.y).square().mean()
 
 
-@torch.no_grad()
 def _predict(model: nn.Module, drawn: Pairs, size: int = 100) -> Tensor:
-    return torch.cat([model(x, y) for x, y in zip(drawn.x.split(size), drawn.y.split(size), strict=True)])
+    return torch.cat([answer(model, x, y) for x, y in zip(drawn.x.split(size), drawn.y.split(size), strict=True)])
 
 
 def _errors(predicted: Tensor, drawn: Pairs) -> Tensor:

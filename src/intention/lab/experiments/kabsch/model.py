@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from intention.lab.models.attention import WideAttention
+from intention.lab.models.attention import WideAttention, WideSigma
 from intention.lab.models.few_points import FewPoints
 from intention.nn import LearnableAlpha, LinearAttention, NeuralProcess, SigmaIntention, mlp
 
@@ -52,6 +52,7 @@ def build(
     decode: Sequence[int],
     *,
     heads: int = 1,
+    scale: str = "none",
     alpha: float = 1.0,
     dims: int = 2,
     points: int = 5,
@@ -77,7 +78,13 @@ def build(
     if name == "intention":
         head = FewPoints(alpha, shared, embed_value)
     elif name == "sigma_intention":
-        head = SigmaIntention(LearnableAlpha(alpha), embed_query=shared, embed_key=shared, embed_value=embed_value)
+        named = None if scale == "none" else scale
+        if heads == 1:
+            ridge = LearnableAlpha(alpha)
+            head = SigmaIntention(ridge, scale=named, embed_query=shared, embed_key=shared, embed_value=embed_value)
+        else:
+            mixer = WideSigma(width, width, heads, LearnableAlpha(alpha), named)
+            head = EmbeddedAttention(shared, embed_value, mixer)
     elif name == "linear_attention":
         # scale 1 / N: a mean over the points, so that the output starts at the size of one point's
         head = LinearAttention(scale=1 / points, embed_query=shared, embed_key=shared, embed_value=embed_value)

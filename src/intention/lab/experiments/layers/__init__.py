@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from intention import functional as F
+from intention.lab.core.device import moved, of
 from intention.lab.core.place import Place
 from intention.lab.core.train import Plan, train
 from intention.lab.experiments.base import Job, Measure, chooses, require
@@ -156,7 +157,7 @@ def _learned_curve(job: Job, kappa: float, problem: Problem, place: Place) -> di
 
     train(model, sample, loss, plan, seed=job.seed, place=place)
     with torch.no_grad():
-        return dict(zip(tried, model(problem).tolist(), strict=True))
+        return dict(zip(tried, model(moved(problem, of(model))).tolist(), strict=True))
 
 
 def first(curve: Mapping[int, float], ratio: float) -> float | None:

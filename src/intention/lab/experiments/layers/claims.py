@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Sequence
 
 from intention.lab.core.results import Estimate, Row, estimate, estimate_log, select
-from intention.lab.experiments.base import Claim
-from intention.lab.experiments.compare import UNTESTED
+from intention.lab.experiments.base import HOLDS, NOT, OPEN, Claim
+from intention.lab.experiments.compare import UNTESTED, at_most, together, verdict
 
 NAMES = {
     "step_l": "step 1/L",
@@ -17,6 +17,7 @@ NAMES = {
     "learned": "learned steps",
     "intention": "Intention",
 }
+GROWS = 0.1  # the least power of kappa that counts as growth
 MODELS = ("step_l", "step_l_mu", "chebyshev", "learned", "intention")
 
 
@@ -49,22 +50,21 @@ def _example(rows: Sequence[Row]) -> Claim:
     text = "condition number 10, d = 1000: roughly 6 × 4 = 24 stacked layers to reduce the error to merely 0.1"
     _, printed = layers_at(rows, "step_l", 10.0)
     _, best = layers_at(rows, "step_l_mu", 10.0)
-    near = [count is not None and abs(count - 24) <= 2 for count in (printed, best)]
-    verdict = "holds" if all(near) else "partly" if any(near) else "does not hold"
-    verdict = UNTESTED if printed is None or best is None else verdict
-    return Claim(text, "section 2", _listed(rows, MODELS, 10.0), verdict)
+    counts = [UNTESTED if count is None else HOLDS if abs(count - 24) <= 2 else NOT for count in (printed, best)]
+    text += " (with the stated step 1/L, and with 2/(L + μ); the worst case, read as: 22 to 26)"
+    return Claim(text, "section 2", _listed(rows, MODELS, 10.0), together(counts))
 
 
 def _one_step(rows: Sequence[Row]) -> Claim:
     text = "to reduce it by 0.1 we would need just one step if the conditioning number was 1.1"
     found = [layers_at(rows, model, 1.1, "layers to a tenth") for model in ("step_l", "step_l_mu")]
     tested = all(worst is not None and math.isfinite(measured.mean) for measured, worst in found)
-    holds = [measured.mean == 1 and worst == 1 for measured, worst in found]
-    sure = all(holds) and all(measured.count > 1 for measured, _ in found)
-    verdict = "holds" if sure else "partly" if any(holds) else "does not hold"
+    verdicts = [
+        NOT if measured.mean != 1 or worst != 1 else HOLDS if measured.count > 1 else OPEN for measured, worst in found
+    ]
     measured = "to a tenth of the gap: " + _listed(rows, ("step_l", "step_l_mu"), 1.1, "layers to a tenth")
     measured += ". To 0.1 from d = 1000: " + _listed(rows, ("step_l", "step_l_mu"), 1.1)
-    return Claim(text, "section 2", measured if tested else "", verdict if tested else UNTESTED)
+    return Claim(text, "section 2", measured if tested else "", together(verdicts) if tested else UNTESTED)
 
 
 def _perfect(rows: Sequence[Row]) -> Claim:
@@ -86,10 +86,8 @@ def _perfect(rows: Sequence[Row]) -> Claim:
         for model, found in ratios.items()
         for kappa, value in [*found.items()][-1:]
     ]
-    best = ratios["step_l_mu"].values()
-    refuted, perfect = all(value.low > 1 for value in best), all(value.high <= 1 for value in best)
-    verdict = "does not hold" if refuted else "holds" if perfect else "partly"
-    return Claim(text, "section 2", "; ".join(parts), verdict if best else UNTESTED)
+    judged = together([at_most(value, 1) for value in ratios["step_l_mu"].values()])
+    return Claim(text, "section 2", "; ".join(parts), judged)
 
 
 def _ratio(above: float | None, below: float | None) -> float | None:
@@ -107,14 +105,13 @@ def _minimum(rows: Sequence[Row]) -> Claim:
     widest = max(row.x or 0 for row in found)
     measured = f"one layer of Intention leaves at most {most:.1g} of the gap (κ up to {widest:g}, float64)"
     sure = len({row.seed for row in found}) > 1
-    verdict = "does not hold" if most >= 1e-20 else "holds" if sure else "partly"
-    return Claim(text, "section 2", measured, verdict)
+    return Claim(text, "section 2", measured, NOT if most >= 1e-20 else HOLDS if sure else OPEN)
 
 
 def _growth(rows: Sequence[Row]) -> Claim:
     """The power of kappa with which the number of layers grows, from kappa >= 5."""
     text = "its exact speed depends on the conditioning number"
-    parts, grows, likely = [], [], []
+    parts, grows = [], []
     for model in MODELS[:-1]:
         powers = []
         for seed in sorted({row.seed for row in select(rows, model=model)}):
@@ -125,7 +122,5 @@ def _growth(rows: Sequence[Row]) -> Claim:
         if powers:
             power = estimate(powers)
             parts.append(f"{NAMES[model]}: layers grow as κ to the power {power}")
-            grows.append(power.low > 0)
-            likely.append(power.mean > 0)
-    verdict = "holds" if all(grows) else "partly" if any(likely) else "does not hold"
-    return Claim(text, "section 2", "; ".join(parts), verdict if grows else UNTESTED)
+            grows.append(verdict(power, GROWS))
+    return Claim(text, "section 2", "; ".join(parts), together(grows))

@@ -39,7 +39,7 @@ def left(prediction: Tensor, w: Tensor) -> Tensor:
 
 
 def unit_queries(problem: Problem) -> Tensor:
-    return torch.eye(problem.key.shape[-1], dtype=problem.key.dtype)
+    return torch.eye(problem.key.shape[-1], dtype=problem.key.dtype, device=problem.key.device)
 
 
 def constant(model: str, kappa: float) -> float:

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as TF
 from torch import Tensor, nn
 
+from intention.lab.core.device import moved, of
 from intention.lab.core.train import train
 from intention.lab.experiments.base import Job, Measure, Place, chooses, require
 from intention.lab.experiments.needle.claims import claims
@@ -143,8 +144,8 @@ def _streamed(model: InformerLM, drawn: Needle, length: int, config: Config) -> 
     model.eval()
     right, held = [], 0
     for tokens, answers in zip(drawn.tokens.split(10), drawn.answers.split(10), strict=True):
-        logits, streams = read(model, tokens, config.pairs, config.chunk)
-        right.append((logits.argmax(-1) == answers).float().mean(-1))
+        logits, streams = read(model, tokens.to(of(model)), config.pairs, config.chunk)
+        right.append((logits.argmax(-1).cpu() == answers).float().mean(-1))
         held = size(streams) // len(tokens)
     found = torch.cat(right)
     mean, half = float(found.mean()), 1.96 * float(found.std()) / len(found) ** 0.5
@@ -164,4 +165,4 @@ def loss(model: nn.Module, drawn: Needle) -> Tensor:
 @torch.no_grad()
 def _right(model: nn.Module, drawn: Needle) -> Tensor:
     """The share of right answers of each sequence."""
-    return (asked(model, drawn).argmax(-1) == drawn.answers).float().mean(-1)
+    return (asked(model, moved(drawn, of(model))).argmax(-1).cpu() == drawn.answers).float().mean(-1)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from intention.lab.core.results import Row, estimate, select
 from intention.lab.experiments.base import Claim
-from intention.lab.experiments.compare import UNTESTED, named, together, verdict
-from intention.lab.experiments.sequences import WHERE, about, at_most
+from intention.lab.experiments.compare import UNTESTED, at_most, named, together, verdict
+from intention.lab.experiments.sequences import WHERE, about
 
 FOUND = 0.9  # of the answers, also what counts as learnt
 SLACK = 0.02
@@ -80,7 +80,7 @@ def _finds(rows: Sequence[Row], model: str) -> Claim:
 
 def _as_well(rows: Sequence[Row], model: str, other: str, text: str) -> Claim:
     text = f"{text} (read as: at most {SLACK:.0%} of the answers fewer, at every length)"
-    if not (learnt(rows, model) or learnt(rows, other)):
+    if not learnt(rows, other):  # what has not learnt is not beaten
         return Claim(text, WHERE, "", UNTESTED)
     parts, verdicts = [], []
     for length in lengths(rows):
@@ -104,7 +104,7 @@ def _window(rows: Sequence[Row]) -> Claim:
         if found:
             pairs = max(row.config.get("pairs", 1) for row in select(rows, metric="accuracy", model="window"))
             mean = estimate(list(found.values()))
-            verdicts.append(at_most(mean.mean, mean.high, 2 / pairs))
+            verdicts.append(at_most(mean, 2 / pairs))
             parts.append(f"after {length:g} tokens {percent(found)}")
     return Claim(text, WHERE, "; ".join(parts), together(verdicts))
 

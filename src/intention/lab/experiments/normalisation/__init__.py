@@ -13,16 +13,17 @@ from intention.lab.core.place import Place
 from intention.lab.experiments.base import Job, Measure, chooses, require
 from intention.lab.experiments.normalisation.claims import claims
 from intention.lab.experiments.normalisation.figures import plot
-from intention.lab.experiments.normalisation.model import FAR, MODELS, variances
+from intention.lab.experiments.normalisation.model import FAR, MODELS, PRINTED, of_inverse, variances
 
 __all__ = ["EXCLUSIVE", "PLACE", "PRESETS", "READING", "SECONDS", "TITLE", "Config", "claims", "jobs", "plot", "run"]
 
 TITLE = "Variance of the Intention map"
 PLACE = "Figure 15, appendix “Normalisation”"
 READING = """
-- Keys and queries are standard normal. Z is the printed map, with the pseudo-inverse where d < N (KK' is singular
-  there, and an inverse does not exist). The factor 0.5 of the regularised map is sig(0), so that it is √d QK'(KK' +
-  I)⁻¹.
+- Keys and queries are standard normal. For d < N the matrix KK' is singular and has no inverse. Both are shown: the
+  printed map with an ordinary inverse in float32, which then inverts rounding errors (its median over 201 draws of
+  keys), and with the pseudo-inverse, of which all other lines are. The factor 0.5 of the regularised map is sig(0),
+  so that it is √d QK'(KK' + I)⁻¹.
 - Given the keys, the variance of the entries over queries is known: the mean squared length of the columns of Z/Q.
   What is averaged is that, over draws of keys, which is the same number with less noise. From the singular values s
   of K: the mean over N of Σ 1/s² (unscaled), and of Σ s²/(s² + 1)² (regularised).
@@ -37,6 +38,7 @@ EXCLUSIVE = False
 SECONDS = {"quick": 6, "standard": 35}  # on one core, all runs
 
 BATCH = 100
+PRINTED_DRAWS = 201  # of the printed inverse, whose median is told
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,8 @@ def run(job: Job, place: Place) -> Iterator[Measure]:
     for step, d in enumerate(dimensions):
         generator = torch.Generator().manual_seed(1_000_003 * job.seed + 1009 * n + d)
         drawn = draw(n, d, config, generator)
+        printed = of_inverse(torch.randn(PRINTED_DRAWS, n, d, generator=generator, dtype=torch.float64)).median().item()
+        yield Measure("variance", printed, x=d, data={"n": n, "draws": PRINTED_DRAWS, "is": "median"}, model=PRINTED)
         for model, values in drawn.items():
             mean, count = values.mean().item(), len(values)
             half = 1.96 * values.std().item() / math.sqrt(count)

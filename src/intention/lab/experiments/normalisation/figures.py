@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from intention.lab.core.results import Row
 from intention.lab.experiments.base import Plot
 from intention.lab.experiments.normalisation.claims import curves, value_of
-from intention.lab.experiments.normalisation.model import MODELS, exact
+from intention.lab.experiments.normalisation.model import MODELS, PRINTED, exact
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 
 NAMES = {
-    "unscaled": "unscaled",
+    "inverse": "as printed: an ordinary inverse in float32 (median)",
+    "unscaled": "unscaled, pseudo-inverse",
     "scaled": "scaled by √d",
     "regularised": "√d and regulariser",
     "variance": 'scale="variance", α = 1',
@@ -27,7 +28,7 @@ NAMES = {
 def plot(rows: Sequence[Row]) -> list[Plot]:
     found = {
         model: {n: [(d, value_of(row)) for d, row in curve.items()] for n, curve in curves(rows, model).items()}
-        for model in MODELS
+        for model in (PRINTED, *MODELS)
     }
     if not any(found.values()):
         return []

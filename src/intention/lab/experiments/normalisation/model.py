@@ -10,6 +10,7 @@ from torch import Tensor
 from intention.nn.scaling import variance_scale
 
 MODELS = ("unscaled", "scaled", "regularised", "variance")
+PRINTED = "inverse"  # the unscaled map with an ordinary inverse in float32
 FAR = 8  # |d - N| from which the mean over draws is compared with the exact value
 
 
@@ -37,3 +38,14 @@ def variances(key: Tensor) -> dict[str, Tensor]:
         "regularised": d * ridge,
         "variance": variance_scale(n, d) ** 2 * ridge,
     }
+
+
+def of_inverse(key: Tensor) -> Tensor:
+    """The same of the map as it is printed, Q K' (KK')^-1 with an ordinary inverse in float32: one number per draw.
+
+    For d < N the matrix KK' is singular, and what is inverted is its rounding errors. Not finite is infinite.
+    """
+    key = key.float()
+    columns = key.mT @ torch.linalg.inv_ex(key @ key.mT).inverse  # (B, d, N)
+    found = columns.double().square().sum(-2).mean(-1)
+    return torch.where(found.isfinite(), found, math.inf)

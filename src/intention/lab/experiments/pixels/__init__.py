@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from intention.lab import data
+from intention.lab.core.device import answer
 from intention.lab.core.files import LabError
 from intention.lab.core.results import Json
 from intention.lab.core.train import Plan, train
@@ -90,7 +91,7 @@ class Config:
     schedule: Literal["cosine", "constant"] = "cosine"
     clip: float = 1.0
     intention: Net = Net((1000,) * 4, learning_rate=3e-4)
-    sigma_intention: Net = Net((1000,) * 4, learning_rate=3e-4)
+    sigma_intention: Net = Net((1000,) * 4, learning_rate=3e-4, heads=5, scale="variance")
     linear_attention: Net = Net((1000,) * 4, learning_rate=3e-4)
     attention: Net = Net((128,) * 3, (128, 128, 1), learning_rate=1e-4, heads=5)
     neural_process: Net = Net((2000, 2000, 16), (2000, 2000, 2000, 1), learning_rate=1e-4)
@@ -127,7 +128,7 @@ STANDARD = replace(  # rates: searched
     queries=98,
     evaluation_images=100,
     intention=Net(WIDE, learning_rate=1e-3),
-    sigma_intention=Net(WIDE, learning_rate=1e-3),  # the second best: see READING
+    sigma_intention=Net(WIDE, learning_rate=1e-3, heads=5, scale="variance"),  # the second best: see READING
     linear_attention=Net(WIDE, learning_rate=3e-4),
     attention=Net((128,) * 3, (128, 128, 1), learning_rate=3e-3, heads=5),
     neural_process=Net((256, 256, 16), (256, 256, 256, 1), learning_rate=1e-3),
@@ -204,8 +205,11 @@ def build(config: Config, model: str) -> nn.Module:
         return OnPixels(places, regression.Attention(d, 1, net.embed, net.decode, net.heads), ("embed_key",))
     if model == "linear_attention":
         return OnPixels(places, regression.LinearAttention(d, net.embed), ("embed",))
-    make = regression.intention if model == "intention" else regression.sigma_intention
-    return OnPixels(places, make(d, net.embed, config.alpha), ("embed_query", "embed_key"))
+    if model == "sigma_intention":
+        built = regression.sigma_intention(d, net.embed, config.alpha, net.heads, net.scale)
+    else:
+        built = regression.intention(d, net.embed, config.alpha)
+    return OnPixels(places, built, ("embed_query", "embed_key"))
 
 
 def _small(config: Config, model: nn.Module) -> nn.Module:
@@ -220,7 +224,7 @@ def _answers(model: nn.Module, tests: dict[int, Episode]) -> dict[int, Tensor]:
     answers = {}
     for points, episode in tests.items():
         pairs = zip(episode.key.split(25), episode.value.split(25), strict=True)
-        answers[points] = torch.cat([model(episode.query, key, value) for key, value in pairs])
+        answers[points] = torch.cat([answer(model, episode.query, key, value) for key, value in pairs])
     return answers
 
 
@@ -228,14 +232,14 @@ def _errors(
     answers: dict[int, Tensor], tests: dict[int, Episode], metric: str, name: str | None = None
 ) -> Iterator[Measure]:
     """The mean over images and its 95% interval."""
-    for points, answer in answers.items():
-        errors = (answer - tests[points].target).square().mean((-2, -1))  # one per image
+    for points, found in answers.items():
+        errors = (found - tests[points].target).square().mean((-2, -1))  # one per image
         mean, half = float(errors.mean()), 1.96 * float(errors.std()) / len(errors) ** 0.5
         yield Measure(metric, mean, points, (mean - half, mean + half), model=name)
 
 
 def _pictures(answers: dict[int, Tensor]) -> dict[str, str]:
-    return {str(points): picture(answer) for points, answer in answers.items()}
+    return {str(points): picture(found) for points, found in answers.items()}
 
 
 def picture(x: Tensor) -> str:

@@ -77,7 +77,7 @@ class Config:
     schedule: str = "cosine"
     clip: float = 1.0
     intention: Net = Net((512, 512), (128, 2), learning_rate=3e-5)
-    sigma_intention: Net = Net((512, 512), (128, 2), learning_rate=3e-5)
+    sigma_intention: Net = Net((512, 512), (128, 2), learning_rate=3e-5, heads=5, scale="variance")
     linear_attention: Net = Net((512, 512), (128, 2), learning_rate=3e-5)
     attention: Net = Net((128, 128), (2048, 2), learning_rate=3e-5, heads=5)
     neural_process: Net = Net((512, 512), (512, 512, 128, 2), learning_rate=3e-4)
@@ -112,7 +112,7 @@ STANDARD = replace(
     steps=6000,
     batch=32,
     intention=Net((256, 256), (64, 2), learning_rate=3e-3),
-    sigma_intention=Net((256, 256), (64, 2), learning_rate=3e-3),
+    sigma_intention=Net((256, 256), (64, 2), learning_rate=3e-3, heads=5, scale="variance"),
     linear_attention=Net((256, 256), (64, 2), learning_rate=3e-3),
     attention=Net((64, 64), (1024, 2), learning_rate=3e-3, heads=5),
     neural_process=Net((256, 256), (256, 256, 64, 2), learning_rate=3e-3),
@@ -143,7 +143,9 @@ def run(job: Job, place: Place) -> Iterator[Measure]:
         return
     net: Net = getattr(config, job.model)
     torch.manual_seed(job.seed)
-    model = build(job.model, net.embed, net.decode, heads=net.heads, alpha=config.alpha, points=config.points)
+    model = build(
+        job.model, net.embed, net.decode, heads=net.heads, scale=net.scale, alpha=config.alpha, points=config.points
+    )
     measured = lambda model: {"mse": float(task_errors(predict_in_parts(model, held_out), held_out).mean())}  # noqa: E731
     steps = train(model, sample, loss, config.plan(job.model), seed=job.seed, place=place, evaluate=measured)
     for entry in steps:

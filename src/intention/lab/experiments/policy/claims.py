@@ -8,22 +8,29 @@ from collections.abc import Sequence
 from intention.lab.core.results import Row, select
 from intention.lab.experiments.base import Claim
 from intention.lab.experiments.compare import (
+    LEARNT,
+    PUT_TO_THE_TEST,
     UNTESTED,
     Found,
+    Learnt,
+    applicable,
     best,
-    by_margin,
     by_model,
     errors,
+    learnt,
     named,
     ratio,
+    tested,
     times,
     together,
+    untrained,
     verdict,
 )
 from intention.lab.experiments.policy.task import REWARDS
 
 BASELINES = ("attention", "neural_process", "mlp")
 CLEAR = 4.0  # times: clearly better
+RULE = f"its error is at most {LEARNT:g} of that of predicting the mean"
 
 
 def final(rows: Sequence[Row], reward: str) -> list[Row]:
@@ -40,13 +47,12 @@ def claims(rows: Sequence[Row]) -> list[Claim]:
     only = [_only(reward, found) for reward, found in cases.items()]
     text = "Intention is the only model that shows significant improvement on the task"
     better = "Intention predicts the target better than MLP, Neural Process and Attention"
-    sigma = "Both new modules are put to the test: σIntention beats the baselines"
     return [
         Claim(text, "section 5.3, Figure 9", _text(only), together([each for _, each in only])),
         _against_baselines(
             cases, "intention", f"{better} (read as: at most 1/{CLEAR:g} of the best one's error)", CLEAR
         ),
-        _against_baselines(cases, "sigma_intention", sigma, 1),
+        _sigma(cases),
         _against_intention(cases),
         _no_training(cases),
     ]
@@ -60,28 +66,44 @@ def _only(reward: str, found: Found) -> tuple[str, str]:
     """
     models = ("intention", *BASELINES)
     gains = {model: ratio(found.get("zero", {}), found.get(model, {})) for model in models}
-    tested = {model: gain for model, gain in gains.items() if gain is not None and gain.count > 1}
-    if len(tested) < len(models):
+    known = {model: gain for model, gain in gains.items() if gain is not None and gain.count > 1}
+    if len(known) < len(models):
         return "", UNTESTED
-    better = [model for model, gain in tested.items() if verdict(gain, 1) == "holds"]
+    better = [model for model, gain in known.items() if verdict(gain, 1) == "holds"]
     measured = (
         f"{reward} reward: MSE {errors(found, (*models, 'zero'))}; better than the mean with an interval below it: "
     )
-    unknown = any(math.isnan(tested[model].mean) for model in BASELINES)
+    unknown = any(math.isnan(known[model].mean) for model in BASELINES)
     each = "does not hold" if better != ["intention"] else UNTESTED if unknown else "holds"
     return measured + (", ".join(map(named, better)) or "none"), each
 
 
+def learnt_by(found: Found) -> Learnt:
+    return {model: learnt(own, found.get("zero", {})) for model, own in found.items() if model != "zero"}
+
+
 def _against_baselines(cases: dict[str, Found], model: str, text: str, least: float) -> Claim:
     """How many times larger is the error of the best baseline, chosen anew for each seed?"""
+    parts = [_case(reward, found, model, least) for reward, found in cases.items()]
+    return Claim(text, "section 5.3, Figure 9", _text(parts), together([each for _, each in parts]))
+
+
+def _case(reward: str, found: Found, model: str, least: float) -> tuple[str, str]:
+    ahead, missed = ratio(best(found, BASELINES), found.get(model, {})), untrained(learnt_by(found), BASELINES)
+    beside = errors(found, (model, *BASELINES))
+    measured = ahead and f"{reward} reward: the best baseline has {times(ahead)} times its MSE ({beside})"
+    text = ", ".join(filter(None, (measured, missed)))
+    return text if measured else "", tested(verdict(ahead, least), missed)
+
+
+def _sigma(cases: dict[str, Found]) -> Claim:
     parts = []
     for reward, found in cases.items():
-        ahead = ratio(best(found, BASELINES), found.get(model, {}))
-        beside = errors(found, (model, *BASELINES))
-        measured = ahead and f"{reward} reward: the best baseline has {times(ahead)} times its MSE ({beside})"
-        parts.append((measured or "", by_margin(ahead, least)))
-    where = "section 5.3, Figure 9" if model == "intention" else "abstract, Figure 9"
-    return Claim(text, where, _text(parts), together([each for _, each in parts]))
+        learns, judged = applicable("sigma_intention", learnt_by(found), BASELINES)
+        beside, _ = _case(reward, found, "sigma_intention", 1)
+        parts.append((f"{reward} reward: {learns}; {beside}" if learns else "", judged))
+    text = f"{PUT_TO_THE_TEST} (σIntention; read as: it learns, {RULE})"
+    return Claim(text, "abstract, Figure 9", _text(parts), together([each for _, each in parts]))
 
 
 def _against_intention(cases: dict[str, Found]) -> Claim:
@@ -89,7 +111,8 @@ def _against_intention(cases: dict[str, Found]) -> Claim:
     for reward, found in cases.items():
         ahead = ratio(found.get("linear_attention", {}), found.get("intention", {}))
         measured = ahead and f"{reward} reward: linear attention has {times(ahead)} times the MSE of Intention"
-        parts.append((measured or "", verdict(ahead, 1)))
+        missed = untrained(learnt_by(found), ["linear_attention"])
+        parts.append((", ".join(filter(None, (measured, missed))), tested(verdict(ahead, 1), missed)))
     text = "The covariance matters: without it (linear attention, the same layers) the error is larger"
     return Claim(text, "theorem 2.8, our own line", _text(parts), together([each for _, each in parts]))
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from intention.lab.models.attention import WideAttention
+from intention.lab.models.attention import WideAttention, WideSigma
 from intention.lab.models.few_points import FewPoints
 from intention.nn import LearnableAlpha, LinearAttention, SigmaIntention, mlp
 
@@ -68,7 +68,14 @@ class ReadsAll(nn.Module):
 
 
 def build(
-    name: str, embed: Sequence[int], decode: Sequence[int], *, heads: int = 1, alpha: float = 1.0, points: int = 5
+    name: str,
+    embed: Sequence[int],
+    decode: Sequence[int],
+    *,
+    heads: int = 1,
+    scale: str = "none",
+    alpha: float = 1.0,
+    points: int = 5,
 ) -> nn.Module:
     """A model by its name; `embed` and `decode` are the layer sizes of the appendix, e_P's last one included.
 
@@ -85,8 +92,12 @@ def build(
     if name == "attention":
         return ReadsOutputs(WideAttention(d, embed[-1], heads), mlp(embed[-1], *decode), mlp(d, *embed))
     if name == "sigma_intention":
-        head = SigmaIntention(LearnableAlpha(alpha), embed_value=mlp(d, *embed))
-        return ReadsOutputs(head, mlp(embed[-1], *decode))
+        named = None if scale == "none" else scale
+        if heads == 1:
+            head = SigmaIntention(LearnableAlpha(alpha), scale=named, embed_value=mlp(d, *embed))
+            return ReadsOutputs(head, mlp(embed[-1], *decode))
+        mixer = WideSigma(d, embed[-1], heads, LearnableAlpha(alpha), named)
+        return ReadsOutputs(mixer, mlp(embed[-1], *decode), mlp(d, *embed))
     if name == "intention":
         head = FewPoints(alpha, None, mlp(d, *embed))
     elif name == "linear_attention":

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as TF
 from torch import Tensor, nn
 
+from intention.lab.core.device import moved, of
 from intention.lab.core.results import Json
 from intention.lab.core.train import train
 from intention.lab.experiments.base import Job, Measure, Place, chooses, require
@@ -229,5 +230,5 @@ def loss(model: nn.Module, drawn: Recall) -> Tensor:
 def _right(model: nn.Module, drawn: Recall, size: int = 100) -> Tensor:
     """The share of right answers of each sequence."""
     parts = zip(*(x.split(size) for x in drawn), strict=True)
-    found = [answers(model, Recall(*part)).argmax(-1) for part in parts]
+    found = [answers(model, moved(Recall(*part), of(model))).argmax(-1).cpu() for part in parts]
     return (torch.cat(found) == drawn.answers).float().mean(-1)

@@ -65,12 +65,13 @@ def _as_well(rows: Sequence[Row], model: str, other: str, text: str) -> Claim:
             verdicts.append(UNTESTED)
             continue
         case = f"width {width}, {pairs:g} pairs"
-        if learnt(pairs, one, two):
+        if learnt(pairs, two):
             verdicts.append(verdict(found, -SLACK))
             parts.append(f"{case}: {_percent(one)} against {_percent(two)}")
-        else:
+        else:  # what has not learnt is not beaten
             verdicts.append(UNTESTED)
-            parts.append(f"{case}: neither has learnt it ({_percent(one)}, {_percent(two)})")
+            who = "the other has not" if learnt(pairs, one) else "neither has"
+            parts.append(f"{case}: {who} learnt it ({_percent(one)}, {_percent(two)})")
     return Claim(f"{text} {READ}", WHERE, "; ".join(parts), together(verdicts))
 
 

@@ -2,62 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from intention.lab.core.results import Estimate, Row, estimate_log
-from intention.lab.experiments.base import Claim, label
-from intention.lab.experiments.compare import UNTESTED, together
-from intention.lab.experiments.scaling.sizes import SEEDS, Growth, Need, Needed, growth, in_words, needed, over_seeds
+from intention.lab.core.results import Row
+from intention.lab.experiments.base import HOLDS, NOT, OPEN, Claim, label
+from intention.lab.experiments.compare import PUT_TO_THE_TEST, UNTESTED, Learnt, applicable, tested, together, untrained
+from intention.lab.experiments.scaling.sizes import SEEDS, Growth, Need, Needed, growth, in_words, needed
 
 BASELINES = ("mlp", "neural_process", "attention")
+RULE = "it reaches the threshold at some size in the smallest dimension"
 
 
 def claims(rows: Sequence[Row]) -> list[Claim]:
     found = needed(rows)
-    needs = "{} learns least squares with a smaller latent size than MLP, NP and Attention"
     return [
         Claim(
             "MLP, NP and Attention require exponentially many dimensions wrt. the input dimensionality",
             "section 2, Figure 3",
             *exponential(found, BASELINES),
         ),
-        Claim(needs.format("Intention"), "Figure 3", *smaller(found, "intention", BASELINES)),
         Claim(
-            needs.format("σIntention") + " (both new modules are put to the test)",
-            "abstract",
-            *smaller(found, "sigma_intention", BASELINES),
+            "Intention learns least squares with a smaller latent size than MLP, NP and Attention",
+            "Figure 3",
+            *smaller(found, "intention", BASELINES),
         ),
+        _sigma(found),
     ]
 
 
+def learnt_by(found: Needed) -> Learnt:
+    """Which runs have learnt least squares at all."""
+    least = min((d for by_d in found.values() for d in by_d), default=0)
+    return {model: {seed: need.reached for seed, need in by_d.get(least, {}).items()} for model, by_d in found.items()}
+
+
+def _sigma(found: Needed) -> Claim:
+    learns, judged = applicable("sigma_intention", learnt_by(found), BASELINES)
+    beside, _ = smaller(found, "sigma_intention", BASELINES) if learns else ("", "")
+    text = f"{PUT_TO_THE_TEST} (σIntention; read as: {RULE})"
+    return Claim(text, "abstract, Figure 3", f"{learns}; {beside}" if learns else "", judged)
+
+
 def exponential(found: Needed, baselines: Sequence[str]) -> tuple[str, str]:
-    """What was measured and the verdict on "exponentially many dimensions".
-
-    holds: exponential for all. partly: growing for all. does not hold: one was fitted, and its growth is not sure. A
-    baseline that is missing, has too few seeds or nothing to fit makes it not tested, as does a growth that is not sure
-    and a lower bound only.
-    """
-    fits = {model: growth(found[model]) for model in baselines if model in found}
+    """What was measured and the verdict on "exponentially many dimensions", baseline by baseline."""
+    fits = {model: growth(found[model]) if model in found else None for model in baselines}
     words = []
-    for model, fit in fits.items():
+    for model in (model for model in baselines if model in found):
         sizes = ", ".join(f"d = {d}: {in_words(needs)}" for d, needs in found[model].items())
-        words.append(f"{label(model)} {sizes} ({fit or 'no growth to fit'})")
-    known = [fit for fit in fits.values() if fit is not None and fit.factor.count >= SEEDS]
-    if len(known) < len(baselines):
-        unfit = [label(model) for model in baselines if (fit := fits.get(model)) is None or fit.factor.count < SEEDS]
-        words.append(f"all of them must have a growth over {SEEDS} seeds or more: not so {', '.join(unfit)}")
-        return "; ".join(words), UNTESTED
-    if all(_is_exponential(fit) for fit in known):
-        return "; ".join(words), "holds"
-    if all(fit.grows for fit in known):
-        words.append("all grow; that it is exponential needs four solved dimensions of each, and a line in log s")
-        return "; ".join(words), "partly"
-    refuted = any(not fit.grows and not fit.bound for fit in known)
-    return "; ".join(words), "does not hold" if refuted else UNTESTED
+        words.append(f"{label(model)} {sizes} ({fits[model] or 'no growth to fit'})")
+    if any(fit is not None and fit.dims < 4 for fit in fits.values()):
+        words.append("that growth is exponential needs four solved dimensions, and a line in log s")
+    return "; ".join(words), together([is_exponential(fit) for fit in fits.values()])
 
 
-def _is_exponential(fit: Growth) -> bool:
-    return fit.dims >= 4 and fit.grows and fit.straight
+def is_exponential(fit: Growth | None) -> str:
+    """holds: four dimensions or more were solved, the size grows with every seed, and a line fits log s better against
+    d than against log d. A growth over fewer dimensions leaves it open, as a lower bound that does not grow does.
+    """
+    if fit is None or fit.factor.count < SEEDS:
+        return UNTESTED
+    if not fit.grows:
+        return OPEN if fit.bound else NOT
+    return OPEN if fit.dims < 4 else HOLDS if fit.straight else NOT
 
 
 def smaller(found: Needed, model: str, baselines: Sequence[str]) -> tuple[str, str]:
@@ -72,22 +78,23 @@ def smaller(found: Needed, model: str, baselines: Sequence[str]) -> tuple[str, s
             verdicts.append(UNTESTED)
             continue
         best = {seed: min((needs[seed] for needs in others), key=lambda need: need.order) for seed in own}
-        factor = _factor(own, best)
-        text = f"d = {d}: {in_words(own)}, the best baseline {in_words(best)}"
-        bound = "" if all(need.reached for need in best.values()) else "≥ "
-        words.append(text if factor is None else f"{text}, × {bound}{over_seeds(factor)}")
-        verdicts.append(_above_one(factor))
-    return "; ".join(words), together(verdicts)
+        answers = [is_smaller(own[seed], best[seed]) for seed in sorted(own)]
+        count = f"smaller with {answers.count(True)} of {len(answers)} seeds"
+        words.append(f"d = {d}: {in_words(own)}, the best baseline {in_words(best)}, {count}")
+        verdicts.append(all_seeds(answers))
+    missed = untrained(learnt_by(found), baselines)
+    return "; ".join([*words, *filter(None, [missed])]), tested(together(verdicts), missed)
 
 
-def _factor(own: Mapping[int, Need], best: Mapping[int, Need]) -> Estimate | None:
-    """How many times its size the best baseline needs; None if its own is not known."""
-    if not all(need.reached for need in own.values()):
-        return None
-    return estimate_log([best[seed].size / own[seed].size for seed in own])
+def is_smaller(own: Need, best: Need) -> bool | None:
+    """None: not known, since a size was not reached."""
+    if own.reached and own.size < best.size:
+        return True
+    return False if best.reached and own.size >= best.size else None
 
 
-def _above_one(factor: Estimate | None) -> str:
-    if factor is None or not factor.mean > 1:
-        return "does not hold"
-    return "holds" if factor.low > 1 and factor.count >= SEEDS else "partly"
+def all_seeds(answers: Sequence[bool | None]) -> str:
+    """Sizes are powers of two, so that an interval says little: all seeds must agree, three of them at least."""
+    if len(answers) < SEEDS or len(set(answers)) > 1 or answers[0] is None:
+        return OPEN
+    return HOLDS if answers[0] else NOT

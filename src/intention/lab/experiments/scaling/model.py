@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from intention import functional as F
+from intention.lab.experiments.base import added, check_scale
 from intention.lab.models import output
-from intention.lab.models.attention import WideAttention
+from intention.lab.models.attention import WideAttention, WideSigma
 from intention.nn import LearnableAlpha, mlp
+from intention.nn.scaling import variance_scale
 
 MODELS = ("intention", "sigma_intention", "linear_attention", "attention", "neural_process", "mlp")
 FLAT = ("intention", "linear_attention")  # read a flattened w: (s^2) -> s, so s^3 parameters
@@ -25,10 +28,12 @@ class Layers:
     largest: int = 8192  # where the search ends
     heads: int = 1
     slope: float = 0.0  # of the leaky ReLU for negative numbers
+    scale: Literal["none", "variance"] = added("none")  # of σIntention's scores
 
     def __post_init__(self) -> None:
         if self.embed < 0 or self.decode < 1 or self.largest < 1 or self.heads < 1:
             raise ValueError(f"wanted embed >= 0, decode >= 1, largest >= 1 and heads >= 1, got {self}")
+        check_scale(self.scale)
 
 
 def build(model: str, d: int, n: int, size: int, layers: Layers, alpha: float) -> nn.Module:
@@ -88,14 +93,24 @@ class PooledSigmaIntention(nn.Module):
     def __init__(self, d: int, size: int, layers: Layers, alpha: float) -> None:
         super().__init__()
         self.embed_key, self.embed_value = embedding(d, size, layers), embedding(d, size, layers)
-        self.alpha = LearnableAlpha(alpha)
+        self.alpha, self.scale = LearnableAlpha(alpha), layers.scale
+        self.heads = WideSigma(size, size, layers.heads, self.alpha, _named(layers.scale)) if layers.heads > 1 else None
         self.decode = decoder(size, size, d, layers)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         both = pairs(key, value)
         key, value = self.embed_key(both), self.embed_value(both)
-        out = output(F.sigma_intention(key, key, value, alpha=self.alpha(), solver=solver_of(key)))  # (B, N, s)
+        out = self.one(key, value) if self.heads is None else self.heads(key, key, value)  # (B, N, s)
         return self.decode(out.mean(-2)).unsqueeze(-1)
+
+    def one(self, key: Tensor, value: Tensor) -> Tensor:
+        """With one head; the queries are the keys."""
+        size = float(variance_scale(*key.shape[-2:])) if self.scale == "variance" else None
+        return output(F.sigma_intention(key, key, value, alpha=self.alpha(), scale=size, solver=solver_of(key)))
+
+
+def _named(scale: str) -> str | None:
+    return None if scale == "none" else scale
 
 
 class PooledAttention(nn.Module):

@@ -61,13 +61,10 @@ class Growth(NamedTuple):
     dims: int
     bound: bool
     straight: bool  # log s is closer to a straight line in d (exponential) than in log d (a power)
+    grows: bool  # with every seed
 
     def __str__(self) -> str:
         return f"× {'≥ ' if self.bound else ''}{over_seeds(self.factor)} per dimension"
-
-    @property
-    def grows(self) -> bool:
-        return self.factor.count >= SEEDS and self.factor.low > 1
 
 
 def over_seeds(factor: Estimate) -> str:
@@ -97,9 +94,10 @@ def growth(by_d: Mapping[int, Mapping[int, Need]]) -> Growth | None:
     if len(solved) < 2 or len({frozenset(by_d[d]) for d in solved}) > 1:
         return None
     logs = {seed: [math.log(by_d[d][seed].size) for d in solved] for seed in sorted(by_d[solved[0]])}
-    factor = estimate_log([math.exp(_line(solved, y)[0]) for y in logs.values()])
+    factors = [math.exp(_line(solved, y)[0]) for y in logs.values()]
+    grows = all(factor > 1 and not math.isclose(factor, 1) for factor in factors)
     residuals = [sum(_line(x, y)[1] for y in logs.values()) for x in (solved, [math.log(d) for d in solved])]
-    return Growth(factor, len(solved) - bound, bound, residuals[0] < residuals[1])
+    return Growth(estimate_log(factors), len(solved) - bound, bound, residuals[0] < residuals[1], grows)
 
 
 def _line(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:

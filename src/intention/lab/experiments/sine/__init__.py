@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from intention import functional as F
+from intention.lab.core.device import answer
 from intention.lab.core.train import Plan, train
 from intention.lab.experiments.base import Job, MamlNet, Measure, Net, Place, chooses, require
 from intention.lab.experiments.episodes import check_one_number, loss
@@ -41,6 +42,8 @@ READING = """
   with clipping and cosine, within 12 to 62 steps; up to 3·10¹⁰ was seen without clipping), rarely is not finite, and
   stays near that of predicting 0 (4 to 5) for the 150 to 400 steps that were tried. It is 0.01 here, and second order.
 - σIntention and linear attention have Intention's embeddings; linear attention divides by the number of points.
+  σIntention has as many heads as Attention and `scale="variance"`; the rate was searched with one head, as printed.
+- A model that has learnt uses its context: its error at 10 points is at most 0.8 of that at 1. Others are not beaten.
 - `quick` and `standard` have narrower nets where the paper's are large: Intention (and with it σIntention and linear
   attention) 4×256 instead of 4×1000, Neural Process 256 instead of 2000. Attention and MAML are the paper's.
   Parameters: Intention 198 thousand (paper: 3.0 million), Neural Process 207 thousand (12.1 million), Attention 429
@@ -72,7 +75,7 @@ class Config:
     schedule: Literal["cosine", "constant"] = "cosine"
     clip: float = 1.0
     intention: Net = Net((1000,) * 4, learning_rate=3e-4)
-    sigma_intention: Net = Net((1000,) * 4, learning_rate=3e-4)
+    sigma_intention: Net = Net((1000,) * 4, learning_rate=3e-4, heads=5, scale="variance")
     linear_attention: Net = Net((1000,) * 4, learning_rate=3e-4)
     attention: Net = Net((128,) * 3, (128, 128, 1), learning_rate=1e-4, heads=5)
     neural_process: Net = Net((2000, 2000, 16), (2000, 2000, 2000, 1), learning_rate=1e-4)
@@ -103,7 +106,7 @@ STANDARD = replace(  # rates: searched
     PAPER,
     steps=6000,
     intention=Net(WIDE, learning_rate=1e-3),
-    sigma_intention=Net(WIDE, learning_rate=3e-4),
+    sigma_intention=Net(WIDE, learning_rate=3e-4, heads=5, scale="variance"),
     linear_attention=Net(WIDE, learning_rate=1e-3),
     attention=Net((128,) * 3, (128, 128, 1), learning_rate=3e-3, heads=5),
     neural_process=Net((256, 256, 16), (256, 256, 256, 1), learning_rate=1e-2),
@@ -148,8 +151,9 @@ def build(config: Config, model: str) -> nn.Module:
         return regression.neural_process(1, 1, net.embed, net.decode)
     if model == "linear_attention":
         return regression.LinearAttention(1, net.embed)
-    make = regression.intention if model == "intention" else regression.sigma_intention
-    return make(1, net.embed, config.alpha)
+    if model == "sigma_intention":
+        return regression.sigma_intention(1, net.embed, config.alpha, net.heads, net.scale)
+    return regression.intention(1, net.embed, config.alpha)
 
 
 def _sample(config: Config, batch: int, generator: torch.Generator) -> Episode:
@@ -167,7 +171,7 @@ def _tests(config: Config, seed: int) -> dict[int, Episode]:
 def _errors(model: nn.Module, tests: dict[int, Episode], metric: str, name: str | None = None) -> Iterator[Measure]:
     for points, episode in tests.items():
         pairs = zip(episode.key.split(100), episode.value.split(100), strict=True)
-        parts = [model(episode.query, key, value) for key, value in pairs]
+        parts = [answer(model, episode.query, key, value) for key, value in pairs]
         errors = (torch.cat(parts) - episode.target).square().mean((-2, -1))  # one per task
         half = 1.96 * float(errors.std()) / len(errors) ** 0.5
         mean = float(errors.mean())
@@ -196,7 +200,7 @@ def _example() -> Episode:
 @torch.no_grad()
 def _curves(model: nn.Module) -> dict[str, list[float]]:
     query, key, value, _ = _example()
-    curves = {n: model(query, key[:, :n], value[:, :n]) for n in EXAMPLE_POINTS}
+    curves = {n: answer(model, query, key[:, :n], value[:, :n]) for n in EXAMPLE_POINTS}
     return {str(n): _numbers(curve) for n, curve in curves.items()}
 
 

@@ -12,19 +12,21 @@ from functools import partial
 import torch
 
 from intention.lab.core.place import Place
-from intention.lab.experiments.base import Job, Measure, require
+from intention.lab.experiments.base import Job, Measure, chooses, require
 from intention.lab.experiments.slowdown.claims import HIGH, LOW, claims
 from intention.lab.experiments.slowdown.figures import plot
-from intention.lab.experiments.slowdown.model import CODES, PAIRS
+from intention.lab.experiments.slowdown.model import CODES, JAX, PAIRS
 
 __all__ = ["EXCLUSIVE", "PLACE", "PRESETS", "READING", "SECONDS", "TITLE", "Config", "claims", "jobs", "plot", "run"]
 
 TITLE = "Slowdown of Intention over attention"
 PLACE = "Figure 5, section 3.1"
 READING = """
-- PyTorch in place of Jax; float32, one CPU thread, forward pass. The paper's ranges are not printed: N and d are
-  log-uniform whole numbers in 16 … 724, M = N queries and k = d values (self-attention), in 1809 repetitions as in
-  the paper, whatever the preset.
+- PyTorch; with `--jax 200` the paper's framework beside it: the same two functions jitted in JAX (extra `jax`), an
+  explicit inverse, for fewer shapes, since each is compiled anew.
+- "Between 1 and 4 times slower" is judged as "at most 4 times", for 90% of the shapes: to be faster is no failure.
+- float32, one CPU thread, forward pass. The paper's ranges are not printed: N and d are log-uniform whole numbers in
+  16 … 724, M = N queries and k = d values (self-attention), in 1809 repetitions as in the paper, whatever the preset.
 - Each repetition draws a shape and data and times all codes back to back, in alternating order; a short call is
   repeated and the least time taken.
 - *Written out*: softmax(QK'/√d)V against an explicit inverse, Q(K'K)⁻¹K'V or QK'(KK')⁻¹V, whichever matrix is
@@ -50,22 +52,28 @@ class Config:
     largest: int = 724
     enough: float = 3e-4  # seconds after which a call is not repeated
     calls: int = 5  # repeats of one call at most
+    jax: int = chooses(0)  # repetitions of the two functions jitted in JAX (extra jax); each shape is compiled anew
 
     def __post_init__(self) -> None:
         require(self.repetitions >= 2, f"a distribution needs repetitions >= 2, got {self.repetitions}")
         require(1 <= self.smallest <= self.largest, f"1 <= smallest <= largest, got {self.smallest} and {self.largest}")
         require(self.calls >= 1, f"calls must be >= 1, got {self.calls}")
         require(self.enough >= 0, f"enough is a time >= 0, got {self.enough}")
+        require(self.jax == 0 or self.jax >= 2, f"jax must be 0 (none) or at least 2 repetitions, got {self.jax}")
 
 
 PRESETS = {"quick": Config(), "standard": Config(), "paper": Config()}
 
 
 def jobs(config: Config) -> list[Job]:
-    return [Job("slowdown", config, "all", 0)]
+    found = [Job("slowdown", config, "all", 0)]
+    return [*found, Job("slowdown", config, "jax", 0, {"repetitions": config.jax})] if config.jax else found
 
 
 def run(job: Job, place: Place) -> Iterator[Measure]:
+    if job.model == "jax":
+        yield from in_jax(job, place)
+        return
     config, threads = job.config, torch.get_num_threads()
     generator = torch.Generator().manual_seed(job.seed)
     shapes: list[tuple[int, int]] = []
@@ -85,6 +93,24 @@ def run(job: Job, place: Place) -> Iterator[Measure]:
     for code, base in PAIRS:
         ratios = [a / b for a, b in zip(times[code], times[base], strict=True)]
         yield from summary(code, base, ratios, shapes)
+
+
+def in_jax(job: Job, place: Place) -> Iterator[Measure]:
+    """The paper's own framework: both functions jitted, the first call of a shape, which compiles, not timed."""
+    from intention.lab.experiments.slowdown import jitted
+
+    config, count = job.config, job.at["repetitions"]
+    generator = torch.Generator().manual_seed(job.seed)
+    shapes, ratios = [], []
+    for index in range(count):
+        n, d = (size(config, generator) for _ in range(2))
+        arrays = [torch.randn(n, d, generator=generator).numpy() for _ in range(3)]
+        seconds = jitted.seconds(arrays, partial(clock, config=config), backwards=index % 2 == 1)
+        shapes.append((n, d))
+        ratios.append(seconds[JAX[0]] / seconds[JAX[1]])
+        if place.tell is not None:
+            place.tell(index, count, {})
+    yield from summary(*JAX, ratios, shapes)
 
 
 def size(config: Config, generator: torch.Generator) -> int:

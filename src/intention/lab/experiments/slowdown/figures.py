@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from intention.lab.core.results import Json, Row
 from intention.lab.experiments.base import COLOURS, Plot
 from intention.lab.experiments.slowdown.claims import HIGH, LOW, NAMES, find
-from intention.lab.experiments.slowdown.model import PAIRS
+from intention.lab.experiments.slowdown.model import JAX, PAIRS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -18,11 +18,16 @@ if TYPE_CHECKING:
 
 SIZES = (16, 32, 64, 128, 256, 512)  # ticks
 Pair = tuple[str, str]  # what is divided by what
-LINE_COLOURS = {"inverse": COLOURS["mlp"], "cholesky": COLOURS["neural_process"], "intention": COLOURS["intention"]}
+LINE_COLOURS = {
+    "jax_inverse": COLOURS["maml"],
+    "inverse": COLOURS["mlp"],
+    "cholesky": COLOURS["neural_process"],
+    "intention": COLOURS["intention"],
+}
 
 
 def plot(rows: Sequence[Row]) -> list[Plot]:
-    found = {pair: row.data for pair in PAIRS if (row := find(rows, pair, "median")) is not None and row.data}
+    found = {pair: row.data for pair in (JAX, *PAIRS) if (row := find(rows, pair, "median")) is not None and row.data}
     if not found:
         return []
     across = (
@@ -64,8 +69,9 @@ def draw_shapes(found: Mapping[Pair, Json]) -> Figure:
     """N against d, coloured by the slowdown."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7.5, 6.4), layout="constrained")
-    axes = figure.subplots(2, 2, sharex=True, sharey=True)
+    lines = math.ceil(len(found) / 2)
+    figure = Figure(figsize=(7.5, 3.2 * lines), layout="constrained")
+    axes = figure.subplots(lines, 2, sharex=True, sharey=True, squeeze=False)
     drawn = None
     for axis, (pair, data) in zip(axes.flat, found.items(), strict=False):
         n, d, ratio = zip(*data["shapes"], strict=True)

@@ -52,4 +52,5 @@ CODES: dict[str, Code] = {
     "intention": ours,
 }
 # what is divided by what
+JAX = ("jax_inverse", "jax_attention")
 PAIRS = (("inverse", "attention"), ("cholesky", "attention"), ("intention", "attention"), ("intention", "fused"))

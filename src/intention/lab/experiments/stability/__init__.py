@@ -11,6 +11,7 @@ import torch.nn.functional as TF
 from torch import Tensor, nn
 
 from intention import causal_intention
+from intention.lab.core.device import moved, of
 from intention.lab.core.train import Diverged, train
 from intention.lab.experiments.base import Job, Measure, Place, chooses, require
 from intention.lab.experiments.sequences import OURS, check, check_heads, plan
@@ -149,7 +150,7 @@ def trained(job: Job, place: Place) -> Iterator[Measure]:
     model = Watched(inner, config.steps)
 
     def measured(model: nn.Module) -> dict[str, float]:
-        return {"bits": float(loss(model, held_out)) / math.log(2)}
+        return {"bits": float(loss(model, moved(held_out, of(model)))) / math.log(2)}
 
     try:
         history = train(model, config.sample, loss, plan(config), seed=job.seed, place=place, evaluate=measured)

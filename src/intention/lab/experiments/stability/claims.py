@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Sequence
 
 from intention.lab.core.results import Row, select
-from intention.lab.experiments.base import Claim
-from intention.lab.experiments.compare import UNTESTED
+from intention.lab.experiments.base import HOLDS, NOT, Claim
+from intention.lab.experiments.compare import UNTESTED, together
 from intention.lab.experiments.sequences import WHERE, about
 
 FINITE = "steps that were finite"
@@ -61,7 +61,12 @@ def _finite(rows: Sequence[Row]) -> Claim:
     whole = [all(done for _, done in runs) for runs in found.values()]
     if not found or min(found) > 1e-4:
         return Claim(text, WHERE, _counts(found), UNTESTED if all(whole) else "does not hold")
-    return Claim(text, WHERE, _counts(found), "holds" if all(whole) else "partly" if any(whole) else "does not hold")
+    return Claim(text, WHERE, _counts(found), _each(whole))
+
+
+def _each(held: Sequence[bool]) -> str:
+    """Of cases that are counted, not estimated."""
+    return together([HOLDS if one else NOT for one in held])
 
 
 def _not_finite(rows: Sequence[Row]) -> Claim:
@@ -84,7 +89,7 @@ def _gradients(rows: Sequence[Row]) -> Claim:
     held = [norm <= GROWTH * first for norm in others]
     beside = [f"λ = {alpha:g}: {norm:.3g}" for alpha, norm in gradients(rows, "conjugate_gradients").items()]
     said = f"median norms {', '.join(parts)}" + (f"; conjugate gradients {', '.join(beside)}" if beside else "")
-    return Claim(text, WHERE, said, "holds" if all(held) else "partly" if any(held) else "does not hold")
+    return Claim(text, WHERE, said, _each(held))
 
 
 def _errors(rows: Sequence[Row]) -> Claim:
@@ -100,8 +105,7 @@ def _errors(rows: Sequence[Row]) -> Claim:
     for model, name in (("solve", "a float32 solve per token"), ("conjugate_gradients", "conjugate gradients")):
         if other := errors(rows, model).values():
             parts.append(f"{name} {min(other):.1e} to {max(other):.1e}")
-    held = (worst <= WORST) + (middle <= MEDIAN)
-    return Claim(text, WHERE, "; ".join(parts), ("does not hold", "partly", "holds")[held])
+    return Claim(text, WHERE, "; ".join(parts), _each([worst <= WORST, middle <= MEDIAN]))
 
 
 def _beside(rows: Sequence[Row]) -> Claim:
@@ -113,4 +117,4 @@ def _beside(rows: Sequence[Row]) -> Claim:
     case = max(ratios, key=lambda case: ratios[case])
     said = f"{ratios[case]:.2g} times at most (λ = {case[0]:g}, decay {case[1]:g}), {min(ratios.values()):.1g} at least"
     held = [ratio <= NOT_MORE for ratio in ratios.values()]
-    return Claim(text, WHERE, said, "holds" if all(held) else "partly" if any(held) else "does not hold")
+    return Claim(text, WHERE, said, _each(held))

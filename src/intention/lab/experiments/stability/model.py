@@ -39,7 +39,7 @@ class Iterated(GatedIntention):
         assert decay is not None
         assert alpha is not None
         query, key, value = (x.float() for x in (tokens.query, tokens.key, tokens.value))
-        with torch.autocast("cpu", enabled=False):
+        with torch.autocast(query.device.type, enabled=False):
             solved = Solve.apply(query, key, weight, decay, alpha.unsqueeze(-2), self.steps)
             return Sums.of(key, value, weight, decay).read(solved), None
 
@@ -138,7 +138,7 @@ class Watched(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         self.step += self.training
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast(tokens.device.type, torch.bfloat16):
             logits, _ = self.model(tokens, need_streams=False)
         return logits.float()
 

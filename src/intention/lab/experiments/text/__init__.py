@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as TF
 from torch import Tensor, nn
 
+from intention.lab.core.device import answer
 from intention.lab.core.train import Plan, train
 from intention.lab.experiments.base import Job, Measure, Place, chooses, require
 from intention.lab.experiments.sequences import GATED, MIXERS, OURS, RATES, Gated, check, check_heads, plan
@@ -186,7 +187,7 @@ def _bits(model: nn.Module, windows: Windows, size: int = 25) -> Tensor:
     """Bits per character of each piece."""
     parts = []
     for tokens in windows.tokens.split(size):
-        logits = model(tokens[:, :-1], need_streams=False)[0]
+        logits = answer(model, tokens[:, :-1], need_streams=False)
         parts.append(TF.cross_entropy(logits.mT, tokens[:, 1:], reduction="none").mean(-1) / math.log(2))
     return torch.cat(parts)
 
@@ -199,5 +200,5 @@ def _measure(bits: Tensor, data: dict[str, object], model: str | None = None) ->
 def _sample(model: InformerLM, text: Text, seed: int) -> dict[str, str]:
     """What the model writes after the beginning of the held-out part."""
     prompt = text.unseen[None, :PROMPT]
-    written = model.generate(prompt, SAMPLE, generator=torch.Generator().manual_seed(seed))[0]
+    written = model.cpu().generate(prompt, SAMPLE, generator=torch.Generator().manual_seed(seed))[0]
     return {"prompt": text.read(prompt[0]), "sample": text.read(written[prompt.shape[1] :])}
