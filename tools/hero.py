@@ -38,7 +38,7 @@ from intention.lab.tasks import Episode
 
 ROOT = Path(__file__).parents[1]
 PICTURES = ROOT / "docs" / "pictures"
-IN_REPORT = ROOT / "src" / "intention" / "lab" / "report" / "hero.svg"
+IN_REPORT = ROOT / "src" / "intention" / "lab" / "report" / "pictures" / "hero.svg"
 NUMBERS = PICTURES / "hero.json"
 TITLE = (
     "Three tasks, answered by a trained attention and a trained Intention: a curve from 8 points, an image from a "

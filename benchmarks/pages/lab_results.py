@@ -17,13 +17,13 @@ from intention.lab.experiments import find
 from intention.lab.experiments.base import label
 from intention.lab.experiments.compare import by_model
 from intention.lab.experiments.stability.claims import errors
+from intention.lab.report.cards import SHOWN
 from intention.lab.report.figures import standalone
 from intention.lab.report.sections import Section, section
 from table import fill, markdown
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = (ROOT / "results" / "standard", ROOT / "results" / "real")
-SHORT = {"computations_2d": 1, "normalisation": 1, "policy": 1}  # experiment -> which of its claims, if not the first
 
 
 class Task(NamedTuple):
@@ -76,7 +76,7 @@ def short(found: list[Section]) -> str:
     """docs/results.md: one claim of each experiment."""
     body = []
     for one in found:
-        claim = one.claims[SHORT.get(one.name, 0)]
+        claim = one.claims[SHOWN.get(one.name, 0)]
         body.append([_cell(one.title), _cell(claim.text), _cell(claim.measured), f"**{claim.verdict}**"])
     return _left(markdown(["experiment", "claim", "measured", "verdict"], body))
 

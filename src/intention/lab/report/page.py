@@ -17,6 +17,7 @@ from intention.lab.core.files import LabError, write_whole
 from intention.lab.core.results import Json, Row, read_folder
 from intention.lab.experiments.base import VERDICTS
 from intention.lab.paper import appendix
+from intention.lab.report import cards
 from intention.lab.report.figures import standalone
 from intention.lab.report.markdown import CLAIM_HEAD, to_report
 from intention.lab.report.search import is_search, read_search, searches
@@ -103,7 +104,25 @@ def _html(page: Json) -> str:
     environment.filters.update(markdown=to_html, inline=inline, duration=duration, safe_svg=Markup)
     style = Markup((files / "style.css").read_text(encoding="utf-8"))
     template = environment.from_string((files / "page.html.jinja").read_text(encoding="utf-8"))
-    return template.render(**page, style=style, claim_head=CLAIM_HEAD) + "\n"
+    shown = {
+        "hero": cards.hero(),
+        "diagrams": cards.diagrams(),
+        "cards": [cards.card(item) for item in page["sections"]],
+        "counts": _counts(page["sections"]),
+        "lead": cards.shown_claim,
+        "is_ours": cards.is_ours,
+    }
+    return template.render(**page, **shown, style=style, claim_head=CLAIM_HEAD) + "\n"
+
+
+def _counts(sections: Sequence[Section]) -> list[tuple[str, list[tuple[str, int]]]]:
+    """How many claims of the paper, and how many lines of our own, there are of each verdict."""
+    claims = [claim for item in sections for claim in item.claims]
+    parts = {
+        "Claims of the paper": [claim for claim in claims if not cards.is_ours(claim)],
+        "Our own lines": [claim for claim in claims if cards.is_ours(claim)],
+    }
+    return [(title, cards.count(some)) for title, some in parts.items() if some]
 
 
 def _claims_csv(sections: Sequence[Section]) -> str:
