@@ -114,7 +114,7 @@ def _answer(models: Sequence[nn.Module], tests: Episode, shown: int) -> Answer:
 def draw(answers: dict[str, Answer], ink: str = "black") -> Figure:
     """Three panels; `ink` is the colour of text and truth."""
     figure = Figure(figsize=(12, 4.3))
-    parts = figure.subfigures(1, 3, width_ratios=(1.2, 1, 1))
+    parts: Any = figure.subfigures(1, 3, width_ratios=(1.2, 1, 1))
     fills = {"sine": _fill_curve, "pixels": _fill_image, "kabsch": _fill_cloud}
     names = {"sine": "a curve from 8 points", "pixels": "an image from a third of it", "kabsch": "a map from 5 points"}
     for part, (name, answer) in zip(parts, answers.items(), strict=True):
@@ -206,11 +206,12 @@ def _numbers(x: Tensor) -> list[list[float]]:
 
 
 def saved() -> dict[str, Answer]:
-    plain = json.loads(NUMBERS.read_text(encoding="utf-8"))
-    return {
-        name: Answer(**{k: tuple(v) if k == "errors" else torch.tensor(v) for k, v in answer.items()})
-        for name, answer in plain.items()
-    }
+    plain: dict[str, dict[str, Any]] = json.loads(NUMBERS.read_text(encoding="utf-8"))
+    answers = {}
+    for name, answer in plain.items():
+        tensors = [torch.tensor(answer[field]) for field in Answer._fields[:-1]]
+        answers[name] = Answer(*tensors, errors=tuple(answer["errors"]))
+    return answers
 
 
 def main() -> None:

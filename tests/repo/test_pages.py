@@ -121,6 +121,17 @@ def test_no_line_of_the_public_face_is_passed_over():
     assert len(PUBLIC) == len(set(PUBLIC)) == len(names)
 
 
+@pytest.mark.parametrize("name", load("twins").names())
+def test_a_tutorial_has_a_plain_twin(name):
+    """After a change: `python tools/twins.py`. The tutorials are run by `make docs`."""
+    twins = load("twins")
+    assert (ROOT / "examples" / f"{name}.py").read_text() == twins.twin(name)
+    assert f"({name}.md)" in (DOCS / "tutorials" / "index.md").read_text()
+    page = (DOCS / "tutorials" / f"{name}.md").read_text()
+    assert page.startswith("---\nfile_format: mystnb\n")
+    assert page.count("```{code-cell} python\n") >= 4
+
+
 # --- the built site -----------------------------------------------------------------------------------------------
 
 
