@@ -3,9 +3,12 @@
 import tempfile
 from pathlib import Path
 
+import matplotlib.pyplot as plt
+
 from intention.lab import experiments, results
 from intention.lab.cli import main
 
+plt.rcParams["figure.dpi"] = 90
 experiment = experiments.find("normalisation")
 print(experiment.TITLE, "·", experiment.PLACE)
 print(experiment.PRESETS["quick"])
@@ -13,7 +16,7 @@ print(experiment.PRESETS["quick"])
 # As it is, smaller
 folder = Path(tempfile.mkdtemp())
 flags = ["--draws", "600", "--sizes", "16", "32", "--dimensions", "1", "2", "4", "8", "16", "32", "64", "128"]
-main(["run", "normalisation", "--out", str(folder / "paper"), "--no-tensorboard", *flags])
+code = main(["run", "normalisation", "--out", str(folder / "paper"), "--no-tensorboard", *flags])
 
 rows = results.read_folder(folder / "paper")
 figure = next(plot.draw for plot in experiment.plot(rows) if plot.draw)
@@ -21,7 +24,7 @@ figure()
 
 # Changed
 flags = ["--draws", "600", "--sizes", "24", "--near", "1", "2", "3"]
-main(["run", "normalisation", "--out", str(folder / "mine"), "--no-tensorboard", *flags])
+code = main(["run", "normalisation", "--out", str(folder / "mine"), "--no-tensorboard", *flags])
 rows = results.read_folder(folder / "mine")
 figure = next(plot.draw for plot in experiment.plot(rows) if plot.draw)
 figure()

@@ -39,7 +39,9 @@ def train(model: nn.Module, sample: Callable[[nn.Module, torch.Generator], torch
 
 size: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
 torch.manual_seed(0)
-vit = ViTForImageClassification(ViTConfig(image_size=16, patch_size=4, num_channels=1, num_labels=8, **size))
+config = ViTConfig(image_size=16, patch_size=4, num_channels=1, **size)
+config.num_labels = 8
+vit = ViTForImageClassification(config)
 
 
 def classify(model: nn.Module, generator: torch.Generator) -> torch.Tensor:
