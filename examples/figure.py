@@ -8,7 +8,6 @@ import matplotlib.pyplot as plt
 from intention.lab import experiments, results
 from intention.lab.cli import main
 
-plt.rcParams["figure.dpi"] = 90
 experiment = experiments.find("normalisation")
 print(experiment.TITLE, "·", experiment.PLACE)
 print(experiment.PRESETS["quick"])
@@ -18,16 +17,24 @@ folder = Path(tempfile.mkdtemp())
 flags = ["--draws", "600", "--sizes", "16", "32", "--dimensions", "1", "2", "4", "8", "16", "32", "64", "128"]
 code = main(["run", "normalisation", "--out", str(folder / "paper"), "--no-tensorboard", *flags])
 
-rows = results.read_folder(folder / "paper")
-figure = next(plot.draw for plot in experiment.plot(rows) if plot.draw)
-figure()
+
+def show(rows: list[results.Row]) -> None:
+    """The first figure of the experiment, as the report has it."""
+    draw = next(plot.draw for plot in experiment.plot(rows) if plot.draw)
+    draw().savefig(folder / "figure.png", dpi=130)
+    plt.figure(figsize=(7, 7.8))
+    plt.imshow(plt.imread(folder / "figure.png"))
+    plt.axis("off")
+    plt.show()
+
+
+show(results.read_folder(folder / "paper"))
 
 # Changed
 flags = ["--draws", "600", "--sizes", "24", "--near", "1", "2", "3"]
 code = main(["run", "normalisation", "--out", str(folder / "mine"), "--no-tensorboard", *flags])
 rows = results.read_folder(folder / "mine")
-figure = next(plot.draw for plot in experiment.plot(rows) if plot.draw)
-figure()
+show(rows)
 
 # What the claims say of these rows
 for claim in experiment.claims(rows)[:2]:

@@ -19,7 +19,8 @@ SHOWN = {
     "normalisation": 1,
     "policy": 1,
 }  # which claim stands for an experiment, if not the first
-BEST = {"kabsch": "Mapping a cloud", "pixels": "Completed images", "sine": "Curves"}  # else the first figure
+BEST = {"kabsch": "Mapping a cloud", "pixels": "Completed images"}  # else the first figure
+TALL = 0.62  # height over width of a small picture, at most
 LONG = 150  # characters of what was measured
 DIAGRAMS = {
     "kvq_space": "The space of KVQ models (the paper's Figure 1)",
@@ -98,12 +99,14 @@ def _best(section: Section) -> Drawn | None:
 
 def small(figure: Drawn) -> Markup:
     """The figure once more, without a second copy of its lines: `use` points to those further down."""
-    box = re.search(r'viewBox="([^"]+)"', figure.svg or "")
+    box = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', figure.svg or "")
     inside = re.search(r'<g id="([^"]+)"', figure.svg or "")
     if box is None or inside is None:
         return Markup("")
-    text = '<svg viewBox="{}" fill="currentColor" aria-hidden="true" focusable="false"><use href="#{}"/></svg>'
-    return Markup(text).format(box[1], inside[1])
+    text = (
+        '<svg viewBox="0 0 {} {:.6g}" fill="currentColor" aria-hidden="true" focusable="false"><use href="#{}"/></svg>'
+    )
+    return Markup(text).format(box[1], min(float(box[2]), TALL * float(box[1])), inside[1])  # of a tall one the top
 
 
 def hero() -> Markup:
