@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 NATIVE := src/intention/solve/native
 SOURCES := $(NATIVE)/csrc
+SITE := docs/_build/html
 # what the compiled kernels do, tested once more without them
 IN_TORCH := $(patsubst %,tests/%.py,$(patsubst %,functional/test_%,values accuracy transforms masks dtypes_and_devices) \
 	context/test_hard_fits solve/causal/test_causal sequences/test_state)
@@ -50,8 +51,11 @@ format: $(STAMP)
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
+# A folder that any static host serves, or the disk: nothing in it needs a network. OPEN=1 shows it.
 docs: $(STAMP)
-	$(BIN)/sphinx-build --fail-on-warning --keep-going -b html docs docs/_build/html
+	$(BIN)/sphinx-build --fail-on-warning --keep-going -b html docs $(SITE)
+	$(BIN)/python tools/site.py $(SITE)
+	$(if $(OPEN),$(BIN)/python -m webbrowser "file://$(CURDIR)/$(SITE)/index.html")
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/measure/ops.py

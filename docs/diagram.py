@@ -222,6 +222,9 @@ DIAGRAMS = {
     "gated_layer.svg": GATED_LAYER,
 }
 
+IN_REPORT = ("kvq_space.svg", "heads.svg", "former_layer.svg")  # the paper's Figures 1, 2 and 12
+REPORT = Path(__file__).parents[1] / "src" / "intention" / "lab" / "report" / "pictures"
+
 # ---- the renderer --------------------------------------------------------------------------------------------------
 
 KINDS = {  # fill, stroke, radius of the corners, size of the first line, of the others
@@ -346,3 +349,5 @@ def draw(diagram: Diagram) -> str:
 if __name__ == "__main__":
     for name, diagram in DIAGRAMS.items():
         Path(__file__).with_name(name).write_text(draw(diagram), encoding="utf-8")
+        if name in IN_REPORT:
+            (REPORT / name).write_text(draw(diagram), encoding="utf-8")

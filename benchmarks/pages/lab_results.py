@@ -1,26 +1,54 @@
-"""README.md, docs/lab.md, docs/sequences.md and docs/lab/*.svg from rows: results/standard and, of real data, real.
+"""README.md and, in docs/, results.md, lab.md, sequences.md, gallery.md and lab/*.svg from results/standard and real.
 
 python benchmarks/pages/lab_results.py
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from intention.lab import experiments
 from intention.lab.core import results
-from intention.lab.core.results import Row
-from intention.lab.experiments.base import Claim, tally
+from intention.lab.core.results import Row, estimate_log, select
+from intention.lab.experiments import find
+from intention.lab.experiments.base import Claim, label, tally
+from intention.lab.experiments.compare import by_model
 from intention.lab.experiments.stability.claims import errors
+from intention.lab.report.cards import SHOWN
 from intention.lab.report.figures import standalone
 from intention.lab.report.sections import Section, section
 from table import fill, markdown
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = (ROOT / "results" / "standard", ROOT / "results" / "real")
-SHORT = {"computations_2d": 1, "normalisation": 1, "policy": 1}  # experiment -> which of its claims, if not the first
 GROUPS = (("Claims of the paper", False), ("Lines of our own", True))
-FIGURES = ("sine", "policy", "kabsch", "scaling", "pixels", "in_context")  # the first figure of each
+
+
+class Task(NamedTuple):
+    """A row of README's table: what is compared, and with whom."""
+
+    name: str
+    experiment: str
+    metric: str
+    baselines: Sequence[str]
+    x: float | None = None
+    data: Mapping[str, str | int] = {}
+    form: str = ".2g"
+
+
+TASKS = (
+    Task("sine curve from 10 points", "sine", "mse", ("attention", "neural_process", "maml"), x=10),
+    Task("linear regression in context", "in_context", "mse", ("transformer", "linear_attention", "delta")),
+    Task("rotation and scale from 5 pairs", "kabsch", "mse", ("attention", "neural_process", "mlp"), data={"dims": 2}),
+    Task("policy from rewards", "policy", "mse", ("attention", "neural_process", "mlp"), data={"reward": "squared"}),
+    Task("image from a third of its pixels", "pixels", "mse", ("attention", "neural_process", "maml"), x=264),
+    Task(
+        "text, bits per character", "text", "bits per character", ("attention", "linear_attention", "delta"), form=".3g"
+    ),
+)
 
 
 def rows() -> list[Row]:
@@ -56,18 +84,55 @@ def counts(claims: list[Claim]) -> str:
 
 
 def short(found: list[Section]) -> str:
-    """README: one claim of each experiment, those of the paper apart from our own."""
+    """docs/results.md: one claim of each experiment, those of the paper apart from our own."""
     parts = []
     for title, ours in GROUPS:
         body = []
         for one in found:
-            claim = one.claims[SHORT.get(one.name, 0)]
+            claim = one.claims[SHOWN.get(one.name, 0)]
             if claim.ours == ours:
                 body.append([_cell(one.title), _cell(claim.text), _cell(claim.measured), f"**{claim.verdict}**"])
         every = [claim for one in found for claim in one.claims if claim.ours == ours]
         table = _left(markdown(["experiment", "claim", "measured", "verdict"], body))
         parts.append(f"**{title}.** {counts(every)}\n\n{table}")
     return "\n\n".join(parts)
+
+
+def good_at(rows: list[Row]) -> str:
+    """README: where Intention is ahead and where it is not; the baseline with the smallest mean, trained as it was."""
+    body = []
+    for task in TASKS:
+        own = select(rows, experiment=task.experiment, metric=task.metric, **({} if task.x is None else {"x": task.x}))
+        own = [row for row in own if all((row.data or {}).get(name) == value for name, value in task.data.items())]
+        means = {model: estimate_log(list(seeds.values())).mean for model, seeds in by_model(own).items()}
+        other = min(task.baselines, key=lambda model: means[model])
+        cells = [f"{label(other)} {means[other]:{task.form}}", f"{means['intention']:{task.form}}"]
+        factor = means[other] / means["intention"]
+        shown = f"{factor:.0f}×" if factor >= 10 else f"{factor:.2g}×"
+        body.append([f"[{task.name}](docs/gallery.md#{_anchor(find(task.experiment).TITLE)})", *cells, shown])
+    return markdown(["task (error)", "best baseline", "Intention", "factor"], body)
+
+
+def gallery(found: list[Section]) -> str:
+    """docs/gallery.md: every figure of every experiment, and the command that makes it."""
+    parts = []
+    for one in found:
+        parts.append(f"## {one.title}\n\n{one.place}. `intention run {one.name}`\n")
+        drawn = [figure for figure in one.figures if figure.svg]
+        parts += [
+            f"![{_cell(each.title)}](lab/{_file(one, n)})\n\n*{_cell(each.title)}.* {each.caption}\n"
+            for n, each in enumerate(drawn)
+        ]
+    return "\n".join(parts).strip()
+
+
+def _anchor(title: str) -> str:
+    """As code hosts and MyST make it from a heading."""
+    return re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
+
+
+def _file(one: Section, number: int) -> str:
+    return f"{one.name}{f'-{number + 1}' if number else ''}.svg"
 
 
 def forgetting(rows: list[Row]) -> str:
@@ -96,14 +161,15 @@ def _cell(text: str) -> str:
 def main() -> None:
     found = sections(rows())
     fill(ROOT / "docs" / "lab.md", "claims", claims(found))
-    fill(ROOT / "README.md", "results", short(found))
+    fill(ROOT / "docs" / "results.md", "results", short(found))
+    fill(ROOT / "docs" / "gallery.md", "gallery", gallery(found))
+    fill(ROOT / "README.md", "good at", good_at(rows()))
     fill(ROOT / "docs" / "sequences.md", "errors", forgetting(rows()))
     folder = ROOT / "docs" / "lab"
     folder.mkdir(exist_ok=True)
     for one in found:
-        if one.name in FIGURES:
-            svg = next(figure.svg for figure in one.figures if figure.svg)
-            (folder / f"{one.name}.svg").write_bytes(standalone(svg))
+        for number, svg in enumerate([figure.svg for figure in one.figures if figure.svg]):
+            (folder / _file(one, number)).write_bytes(standalone(svg))
 
 
 if __name__ == "__main__":

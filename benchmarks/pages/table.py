@@ -1,4 +1,4 @@
-"""Markdown tables from benchmarks/results/*.json, written between markers in README.md and the pages of docs/.
+"""Markdown tables from benchmarks/results/*.json, written between markers in the pages of docs/.
 
 python benchmarks/pages/table.py
 """
@@ -36,7 +36,7 @@ def markdown(head: list[str], body: list[list[str]]) -> str:
 
 
 def short(result: dict[str, Any]) -> str:
-    """README: one thread, ratios to SDPA, with the kernels and without."""
+    """docs/speed.md: one thread, ratios to SDPA, with the kernels and without."""
     head = ["(batch·heads, N, M, d, k)", "forward / SDPA", "with backward", "forward in pure torch", "with backward"]
     body = []
     for part, name in (("shapes", ""), ("sigma", "σIntention ")):
@@ -338,7 +338,7 @@ def main() -> None:
         if name in result:
             fill(page, name, make(result))
     result = json.loads((ROOT / "benchmarks" / "results" / "native.json").read_text())
-    fill(ROOT / "README.md", "speed", short(result))
+    fill(ROOT / "docs" / "speed.md", "in short", short(result))
     page = ROOT / "docs" / "native.md"
     fill(page, "about", native_about(result))
     for part in ("shapes", "sigma", "heads", "causal"):

@@ -192,11 +192,12 @@ class Gaussian(_Scaled):
     >>> Gaussian().bind(torch.tensor([[0.0], [1.0], [3.0]])).gamma  # squared distances 1, 4 and 9
     tensor(0.2500)
 
-    gamma: a positive number; a positive tensor that broadcasts to the leading dimensions, whose gradient flows; or
-        None, the median heuristic: over pairs of different points of the context (for an even number of pairs the
-        lower of the two in the middle), each counted w_i w_j, per leading element, without gradient. Of more than 1000
-        points 1000 are looked at, evenly spaced. Where there is no pair, gamma is 1.
-    learnable: a parameter `log_gamma`, starting at 0, multiplies gamma by exp(log_gamma), so it stays positive.
+    Args:
+        gamma: a positive number; a positive tensor that broadcasts to the leading dimensions, whose gradient flows; or
+            None, the median heuristic: over pairs of different points of the context (for an even number of pairs the
+            lower of the two in the middle), each counted w_i w_j, per leading element, without gradient. Of more than
+            1000 points 1000 are looked at, evenly spaced. Where there is no pair, gamma is 1.
+        learnable: a parameter `log_gamma`, starting at 0, multiplies gamma by exp(log_gamma), so it stays positive.
     """
 
     name = "gaussian"

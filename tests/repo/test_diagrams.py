@@ -51,6 +51,11 @@ def test_the_file_is_what_the_description_draws(name):
     assert (DOCS / name).read_bytes() == diagram.draw(diagram.DIAGRAMS[name]).encode()
 
 
+@pytest.mark.parametrize("name", diagram.IN_REPORT)
+def test_the_report_has_the_same_file(name):
+    assert (diagram.REPORT / name).read_bytes() == (DOCS / name).read_bytes()
+
+
 def test_every_picture_is_described():
     plots = {"depth.svg"}  # drawn from results by benchmarks/pages/depth_figure.py
     assert {p.name for p in DOCS.glob("*.svg")} == set(diagram.DIAGRAMS) | plots

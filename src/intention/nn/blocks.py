@@ -36,9 +36,9 @@ class InformerLayer(nn.TransformerEncoderLayer):
     torch.Size([2, 11, 32])
     >>> stack = nn.TransformerEncoder(layer, num_layers=3, enable_nested_tensor=False)
 
+    What comes before `mixer` is as in nn.TransformerEncoderLayer.
+
     Args:
-        d_model, nhead, dim_feedforward, dropout, activation, layer_norm_eps, batch_first, norm_first, bias, device,
-            dtype: as in nn.TransformerEncoderLayer.
         mixer: "intention", "sigma_intention", "attention", "linear_attention" or "neural_process"; a class or function
             that takes the arguments of nn.MultiheadAttention; or a module with its forward, used as it is.
         embed_input: the paper's block: the mixer reads max(0, e_X(x)), with one linear e_X for all heads.

@@ -36,8 +36,10 @@ from intention.lab.experiments.base import (
     without_added,
 )
 from intention.lab.report import write_report
+from intention.lab.report.cards import DIAGRAMS, brief, card
 from intention.lab.report.choose import choose, own, rebuild
 from intention.lab.report.figures import to_svg
+from intention.lab.report.sections import section
 from intention.lab.report.text import to_csv, to_html, to_markdown
 
 HOSTILE = "<script>alert(1)</script>"
@@ -185,8 +187,11 @@ def test_what_a_reader_needs_is_there(fake, tmp_path):
     assert headings[0] == 1
     assert all(after <= before + 1 for before, after in itertools.pairwise(headings))
     svgs = [value for tag, value in page.found if tag == "svg"]
-    assert len(svgs) == 2
-    assert all(value["role"] == "img" and value["aria-label"] in ("Error <b>", "Again") for value in svgs)
+    hero, small, *figures = svgs  # the picture of the report, the card, the figures of the experiment
+    assert len(figures) == 2
+    assert hero["role"] == "img"
+    assert small["aria-hidden"] == "true"
+    assert all(value["role"] == "img" and value["aria-label"] in ("Error <b>", "Again") for value in figures)
     assert all("width" not in value and "viewbox" in value for value in svgs)
     assert "prefers-color-scheme: dark" in text
     assert "@media print" in text
@@ -196,6 +201,42 @@ def test_what_a_reader_needs_is_there(fake, tmp_path):
     assert re.search(r"<b>1</b> <span class=\"pill does-not-hold\">.*</span> does not hold</span>", text)
     assert "<code>steps</code></th><td>7</td><td>50000</td>" in text  # beside the paper's
     assert "<code>attention.heads</code></th><td>5</td><td>same</td>" in text
+
+
+def test_pictures_come_first(fake, tmp_path):
+    text = _write(tmp_path, _rows() + _rows(experiment="second"))
+    places = [text.index(words) for words in ('aria-label="Three tasks', 'class="cards"', 'class="experiment"')]
+    assert places == sorted(places)
+    found = [value for tag, value in Page(text).found if value.get("class") == "card"]
+    assert [value["href"] for value in found] == ["#first", "#second"]
+    uses = [value["href"] for tag, value in Page(text).found if tag == "use" and "href" in value]
+    assert uses == ["#fig-first-1-figure_1", "#fig-second-1-figure_1"]
+    assert text.count("data:image/svg+xml;base64,") == len(DIAGRAMS)
+    assert "position: sticky" in text
+
+
+def test_lines_of_our_own_stand_apart(fake, tmp_path):
+    ours = Claim("We add a line", "our own line, Figure 1", "2", "partly")
+    fake(claims=lambda rows: [ours, *_claims(rows)])
+    text = _write(tmp_path, _rows())
+    every = text[text.index('id="all-claims"') :]
+    paper, own = every.split("<summary>Our own lines</summary>")
+    assert "We add a line" not in paper
+    assert "We add a line" in own
+    assert "Intention wins" in paper
+    assert "Intention wins" not in own
+
+
+def test_a_card_of_an_experiment_that_failed(fake, tmp_path):
+    fake(claims=_fail, plot=_fail)
+    report = write_report(tmp_path, _rows())
+    assert "Could not be judged: claims failed" in report.path.read_text(encoding="utf-8")
+    assert card(section("first", _rows())).picture is None
+
+
+def test_what_was_measured_is_cut_at_the_end_of_a_part():
+    assert brief("short") == "short"
+    assert brief("a" * 400) == "a" * 150 + " …"
 
 
 def test_the_same_rows_give_the_same_bytes(fake, tmp_path, monkeypatch):
@@ -233,7 +274,7 @@ def test_hostile_names_options_and_config_are_inert(fake, tmp_path):
     assert "there is no experiment" in report.problems[0]
     tags = Counter(tag for tag, _ in Page(report.path.read_text(encoding="utf-8")).found)
     assert tags["script"] == 0
-    assert tags["img"] == 0
+    assert tags["img"] == len(DIAGRAMS)  # those of the paper, which are there without hostile rows, too
     markdown = (tmp_path / "report.md").read_text(encoding="utf-8")
     assert "<script" not in markdown
     assert "<img" not in markdown
@@ -327,7 +368,7 @@ def test_the_time_of_a_run_counts_once_however_many_rows_it_has(fake, tmp_path):
 def test_one_seed(fake, tmp_path):
     text = _write(tmp_path, _rows(replace(Config(), seeds=1)))
     assert "intention 0.5 from 1; attention 0.5 from 1" in text
-    assert "nan" not in text.lower()
+    assert "nan" not in re.sub(r"data:[^\"]*", "", text).lower()  # pictures are in base64
 
 
 def test_rows_of_another_version_are_shown_with_a_note(fake, tmp_path):

@@ -53,10 +53,16 @@ def test_every_run_of_the_standard_preset_is_there(name: str, rows: list[results
 def test_pages_show_these_rows(load: Any, rows: list[results.Row]) -> None:
     made = load("lab_results")
     found = made.sections(rows)
-    for page, text in ((ROOT / "docs" / "lab.md", made.claims(found)), (ROOT / "README.md", made.short(found))):
-        assert text in page.read_text(encoding="utf-8"), f"{page.name}: run python benchmarks/pages/lab_results.py"
-    for name in made.FIGURES:
-        assert (ROOT / "docs" / "lab" / f"{name}.svg").exists()
+    shown = {
+        "docs/lab.md": made.claims(found),
+        "docs/results.md": made.short(found),
+        "docs/gallery.md": made.gallery(found),
+        "README.md": made.good_at(rows),
+    }
+    for page, text in shown.items():
+        assert text in (ROOT / page).read_text(encoding="utf-8"), f"{page}: run python benchmarks/pages/lab_results.py"
+    drawn = {made._file(one, n) for one in found for n in range(sum(figure.svg is not None for figure in one.figures))}
+    assert {path.name for path in (ROOT / "docs" / "lab").glob("*.svg")} == drawn
 
 
 def test_the_benchmark_of_the_lab_runs(load: Any) -> None:

@@ -79,6 +79,7 @@ REQUIRED = {field.name for field in dataclasses.fields(Row) if field.default is 
 
 
 def append(path: Path, rows: Iterable[Row]) -> None:
+    """Rows to the end of a file, which is made if it is not there."""
     append_lines(path, [_line(row) for row in rows])
 
 

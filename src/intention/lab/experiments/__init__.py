@@ -34,6 +34,7 @@ OURS = ("in_context", "recall", "text", "stability", "needle")  # the paper does
 
 
 def find(name: str) -> Experiment:
+    """The experiment of this name: its title, presets, runs, claims and figures."""
     if name not in NAMES:
         raise LabError(f"there is no experiment {name!r}; there are {', '.join(NAMES)}")
     module: Any = importlib.import_module(f"intention.lab.experiments.{name}")

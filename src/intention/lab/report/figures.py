@@ -68,6 +68,15 @@ def standalone(svg: str) -> bytes:
 _ALONE = "background: #fff; color: #1b1f24; font-family: sans-serif; width: "
 
 
+def transparent(svg: str, dark: bool) -> bytes:
+    """The same figure as a file for pages that are light or dark: nothing behind it, ink that suits the page."""
+    width, height = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg).groups()  # type: ignore[union-attr]
+    ink, page = ("#e6edf3", "#0d1117") if dark else ("#1b1f24", "#fff")
+    style = f"color: {ink}; --page: {page}; font-family: sans-serif; max-width: "
+    sized = svg.replace("<svg ", f'<svg width="{width}" height="{height}" ', 1).replace("max-width: ", style, 1)
+    return ('<?xml version="1.0" encoding="utf-8"?>\n' + sized + "\n").encode()
+
+
 def _adapt(element: ET.Element, prefix: str) -> None:
     for key, value in element.attrib.items():
         if key == "id":

@@ -12,6 +12,7 @@ from intention.lab.core.files import LabError, write_whole
 from intention.lab.core.results import Json, Row, read_folder
 from intention.lab.experiments.base import VERDICTS, Claim, tally
 from intention.lab.paper import appendix
+from intention.lab.report import cards
 from intention.lab.report.figures import standalone
 from intention.lab.report.html import render
 from intention.lab.report.markdown import CLAIM_HEAD, to_report
@@ -77,7 +78,7 @@ def _page(rows: Sequence[Row], tried: Sequence[Row]) -> Json:
         "title": TITLE,
         "facts": _facts(sections),
         "sections": sections,
-        "verdicts": [(title, [(verdict, found[verdict]) for verdict in VERDICTS]) for title, found in counts],
+        "counts": [(title, cards.count(some)) for title, some in groups(every) if some],
         "tally": ". ".join(counted(title, found) for title, found in counts),
         "missing": [name for name in experiments.NAMES if name not in by_name],
         "searches": searches(tried),
@@ -110,7 +111,13 @@ def _facts(sections: Sequence[Section]) -> list[tuple[str, str]]:
 
 def _html(page: Json) -> str:
     filters = {"markdown": to_html, "inline": inline, "duration": duration}
-    return render("page.html.jinja", filters, **page, claim_head=CLAIM_HEAD)
+    shown = {
+        "hero": cards.hero(),
+        "diagrams": cards.diagrams(),
+        "cards": [cards.card(item) for item in page["sections"]],
+        "lead": cards.shown_claim,
+    }
+    return render("page.html.jinja", filters, **page, **shown, claim_head=CLAIM_HEAD)
 
 
 def _claims_csv(sections: Sequence[Section]) -> str:

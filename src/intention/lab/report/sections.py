@@ -103,8 +103,20 @@ def _draw(plot: Plot, name: str) -> Drawn:
     try:
         svg = None if plot.draw is None else to_svg(plot.draw, name, plot.title)
     except Exception as error:
-        return Drawn(name, plot.title, plot.caption, None, plot.table, _text(error))
-    return Drawn(name, plot.title, plot.caption, svg, plot.table)
+        return Drawn(name, plot.title, plot.caption, None, paper_second(plot.table), _text(error))
+    return Drawn(name, plot.title, plot.caption, svg, paper_second(plot.table))
+
+
+def paper_second(table: Sequence[Sequence[str]] | None) -> Sequence[Sequence[str]] | None:
+    """What the paper has stands beside the names, where it is seen without scrolling.
+
+    >>> paper_second([["Model", "MSE", "The paper"], ["MLP", "0.5", "0.4"]])
+    [['Model', 'The paper', 'MSE'], ['MLP', '0.4', '0.5']]
+    """
+    place = next((i for i, name in enumerate(table[0]) if name.lower() == "the paper"), 0) if table else 0
+    if not table or place < 2:
+        return table
+    return [[row[0], row[place], *row[1:place], *row[place + 1 :]] for row in table]
 
 
 def _describe(out: Section, experiment: Experiment, chosen: Chosen) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from intention.lab.core.results import Row, estimate_log, select
 from intention.lab.experiments.base import COLOURS, Plot, label
+from intention.lab.experiments.drawing import robust_limits
 from intention.lab.experiments.sine.claims import LINE, SMALL, TRAINED, points
 
 if TYPE_CHECKING:
@@ -60,8 +61,7 @@ def _draw_errors(rows: Sequence[Row]) -> Figure:
             if metric == "mse":
                 axes.fill_between(x, [e.low for e in y], [e.high for e in y], color=colour, alpha=0.18, linewidth=0)
     axes.set(xscale="log", yscale="log", xlabel="context points", ylabel="mean squared error")
-    if drawn:  # by the means: an interval of two seeds may span many decades
-        axes.set_ylim(min(drawn) / 3, 2 * max(drawn))
+    robust_limits(axes, drawn)  # by the means: an interval of two seeds may span many decades
     ticks = points(rows)
     axes.set_xticks(ticks, [f"{x:g}" for x in ticks], minor=False)
     axes.minorticks_off()
