@@ -1,4 +1,4 @@
-"""`intention ...`: list, run, sweep, reproduce, report, data, embed."""
+"""`intention ...`: list, run, sweep, reproduce, report, data, embed, play."""
 
 from __future__ import annotations
 
@@ -21,11 +21,13 @@ The experiments of the paper.
   intention report DIR           the report again, from the rows of a folder
   intention data list            data sets: list, fetch NAME, info NAME_OR_PATH
   intention embed DATA           features of images, once
+  intention play                 KVQ space in the browser (extra: play)
 
 `intention COMMAND --help` and `intention run NAME --help` show the flags. Version {__version__}.
 """
 EXTRA = {"jinja2", "joblib", "markupsafe", "matplotlib", "numpy", "rich", "safetensors", "tensorboard", "tyro"}
 EXTRA |= {"PIL", "pooch", "requests"}
+PLAY = {"starlette", "uvicorn"}  # what the extra `play` has besides
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,9 +38,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except LabError as error:
         return _complain(str(error), 1)
     except ImportError as error:
-        if (error.name or "").split(".")[0] not in EXTRA:
+        missing = (error.name or "").split(".")[0]
+        if missing not in EXTRA | PLAY:
             raise
-        return _complain(f"this command needs pip install 'intention[lab]' ({error})", 1)
+        extra = "play" if missing in PLAY else "lab"
+        return _complain(f"this command needs pip install 'intention[{extra}]' ({error})", 1)
     except KeyboardInterrupt:
         _tell_how_to_resume(args)
         return 130
@@ -73,6 +77,7 @@ def _dispatch(args: list[str]) -> int:
         "report": commands.report,
         "data": data_commands.show,
         "embed": data_commands.embed,
+        "play": _play,
     }
     try:
         if args[0] not in known:
@@ -80,6 +85,13 @@ def _dispatch(args: list[str]) -> int:
         return known[args[0]](args[1:])
     except Usage as error:
         return _complain(str(error), 2)
+
+
+def _play(args: list[str]) -> int:
+    from intention.lab.cli import options
+    from intention.play import command
+
+    return command.play(options.parse(command.Flags, "play", command.ABOUT, args))
 
 
 def _complain(text: str, code: int) -> int:
