@@ -77,7 +77,7 @@ def regions(panels: Mapping[str, Panel], answered: Json, points: Sequence[Row]) 
     for axis, name in zip(axes, panels, strict=True):
         if name in answered["found"]:
             found = answered["found"][name]
-            values = [[found[x * grid + y] for x in range(grid)] for y in range(grid)]
+            values = [[int(found[x * grid + y]) for x in range(grid)] for y in range(grid)]
             look = {"cmap": ListedColormap(CLASS_COLOURS), "vmin": 0, "vmax": 2, "alpha": 0.25}
             axis.imshow(values, origin="lower", extent=(-reach, reach, -reach, reach), **look)
             rings = [points[index] for index in answered["suspects"][name]]

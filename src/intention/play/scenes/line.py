@@ -149,7 +149,8 @@ def code(state: State) -> str:
     ridge = Ridge.of(state["alpha"], state["scale"] == "alpha")
     phi = {
         "raw": "phi = lambda x: x",
-        "fourier": f"phi = features.fourier(kernels.Gaussian({gamma!r}), x, {FEATURES}, torch.Generator().manual_seed(0))",
+        "fourier": "seeded = torch.Generator().manual_seed(0)\n"
+        f"phi = features.fourier(kernels.Gaussian({gamma!r}), x, {FEATURES}, seeded)",
         "network": "from intention.play.scenes.line import network as phi  # trained on sine curves",
     }[state["features"]]
     return f"""import torch

@@ -77,7 +77,8 @@ def features(x):
 
 
 n, Q, K = len(x), features(query), features(x)
-options = dict(alpha={ridge.alpha!r}, covariance={ridge.covariance!r}, weight=torch.full((n,), 1 / n, dtype=torch.float64))
+weight = torch.full((n,), 1 / n, dtype=torch.float64)
+options = dict(alpha={ridge.alpha!r}, covariance={ridge.covariance!r}, weight=weight)
 process = models.trained("sine", "neural_process")
 found = {{
     "intention": F.intention(Q, K, y, **options),

@@ -35,7 +35,8 @@ FIELDS = {
     "points": Points((("x", -REACH, REACH), ("y", -REACH, REACH)), _example(), MOST),
     "truth": Points((("w1", -REACH, REACH), ("w2", -REACH, REACH)), ((1.4, 0.9),), 1, 1),
     "where": Choice(
-        "queries", {"inside": "inside: [−1, 1]²", "cloud": "the picture: [−2.5, 2.5]²", "outside": "outside: [−25, 25]²"},
+        "queries",
+        {"inside": "inside: [−1, 1]²", "cloud": "the picture: [−2.5, 2.5]²", "outside": "outside: [−25, 25]²"},
         "cloud",
     ),
     "alpha": alpha_field(-6, "the paper's figure has α = 0"),
