@@ -174,6 +174,23 @@ OTHERS = {  # of other scenes: name: scene, state
     "a point without class": ("classes", {"points": [[0, 0]]}),
     "a brush as number": ("classes", {"brush": 0}),
     "21 points on the map": ("map", {"points": [[0, 0]] * 21}),
+    "four points of the rabbit": ("rabbit", {"points": [[0, 0]] * 4}),
+    "six points of the rabbit": ("rabbit", {"points": [[0, 0]] * 6}),
+    "observations with values": ("sine", {"points": [[0, 0]]}),
+    "an amplitude of 0": ("sine", {"amplitude": 0}),
+    "a mask of one digit": ("pixels", {"seen": "f"}),
+    "a mask of other letters": ("pixels", {"seen": "g" * 196}),
+    "a mask in upper case": ("pixels", {"seen": "F" * 196}),
+    "a mask as number": ("pixels", {"seen": 15}),
+    "a mask with spaces": ("pixels", {"seen": " " * 196}),
+    "a mask of full-width digits": ("pixels", {"seen": "\uff11" * 196}),
+    "a drawing too short": ("pixels", {"drawn": "0" * 783}),
+    "a drawing as list": ("pixels", {"drawn": [0] * 784}),
+    "a glyph that is not there": ("pixels", {"glyph": "\u0000"}),
+    "a glyph of two": ("pixels", {"glyph": "KK"}),
+    "forgetting everything": ("stream", {"forget": 0}),
+    "after the end": ("stream", {"at": 240}),
+    "a window without end": ("stream", {"window": 1e9}),
 }
 
 

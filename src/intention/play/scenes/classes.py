@@ -139,7 +139,7 @@ SCENE = Scene(
     lead="Classification by least squares: one linear solve each, no iterations. Ringed points are suspects: the fit "
     "without a point gives it another class.",
     ask="Put a point of one colour among those of another, and see which classifiers suspect it.",
-    paper="section 3.2 (LS-SVM, LDA, QDA)",
+    paper="Proposition 3.3",
     docs=(
         "docs/context.md",
         {f"discriminant.{name}": getattr(discriminant, name) for name in ("ls_svm", "lda", "qda")},

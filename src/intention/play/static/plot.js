@@ -54,9 +54,14 @@ export class Plot {
         this.layers.grid.append(svg("line", { ...line, class: tick === 0 ? "zero" : "" }));
         if (bare) continue;
         const where = vertical ? { x: place, y: y + height + 14, "text-anchor": "middle" } : { x: x - 5, y: place + 3.5, "text-anchor": "end" };
-        this.layers.grid.append(svg("text", where, String(tick).replace("-", "−")));
+        this.layers.grid.append(svg("text", where, !vertical && this.named ? this.named(tick) : String(tick).replace("-", "−")));
       }
     }
+  }
+
+  relabel(named) { // what stands at the ticks of y
+    this.named = named;
+    this.grid(false);
   }
 
   range(x, y) { // another one: the grid is drawn again
