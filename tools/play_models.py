@@ -1,4 +1,4 @@
-"""Trains the small models that `intention play` ships: `make play-models`, about ten minutes of one core.
+"""Trains the small models that `intention play` ships: `make play-models`, about 20 minutes of one core.
 
 The lab's models and tasks, narrower, and with another number of observations in each step, so that a model knows few
 and many of them. Nothing but sine curves and the built-in glyphs is seen.

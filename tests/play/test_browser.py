@@ -215,6 +215,8 @@ def test_a_finger_drags_a_point_on_a_phone(show):
 @pytest.mark.parametrize("name", SCENES)
 def test_a_phone_and_the_dark_show_all_of_it(show, name):
     own = show(name, **PHONE, color_scheme="dark")
+    own.get_by_role("button", name="Controls").click()  # the sheet at the lower edge
+    assert own.locator(".field").first.is_visible()
     assert own.evaluate("document.documentElement.scrollWidth") <= 390
     assert own.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(18, 22, 27)"
     assert own.evaluate("getComputedStyle(document.body).color") == "rgb(228, 231, 235)"

@@ -28,7 +28,7 @@ class View {
     this.asker = new Asker(`/answer/${about.name}`, (...heard) => this.hear(...heard), (text) => this.complain(text));
     this.scene = module.make(this);
     this.root.append(...this.intro(), this.problem,
-      element("div", { class: "work" }, this.panels, element("aside", { "aria-label": "Controls" }, this.buttons, this.controls.root, this.facts)));
+      element("div", { class: "work" }, this.panels, this.sheet()));
   }
 
   intro() {
@@ -42,6 +42,15 @@ class View {
         element("button", { type: "button", class: "quiet", onclick: () => this.set(defaults(this.fields)) }, "Start over"),
         element("span", {}, "Paper: ", element("a", { href: PAPER, rel: "noreferrer", target: "_blank" }, paper)),
         element("span", {}, "Docs: ", element("button", { type: "button", class: "link", onclick: () => this.showDocs(docs) }, docs.page))))];
+  }
+
+  // Beside the pictures; on a phone a sheet at the lower edge that opens.
+  sheet() {
+    const open = element("button", { type: "button", class: "sheet", "aria-expanded": "false", onclick: () => {
+      open.setAttribute("aria-expanded", String(made.classList.toggle("raised")));
+    } }, "Controls");
+    const made = element("aside", { "aria-label": "Controls" }, open, this.buttons, this.controls.root, this.facts);
+    return made;
   }
 
   button(text, act, look = "") {
