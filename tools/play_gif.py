@@ -20,7 +20,7 @@ from playwright.sync_api import Page, sync_playwright
 from intention.play import command, server
 
 OUT = Path(__file__).resolve().parents[1] / "docs" / "play.gif"
-SIZE, WIDTH, COLOURS = {"width": 1240, "height": 800}, 900, 64
+SIZE, WIDTH, COLOURS = {"width": 1240, "height": 900}, 900, 128
 LARGEST = 1_000_000  # bytes
 
 
@@ -58,7 +58,8 @@ def frames(page: Page) -> Iterator[tuple[Image.Image, int]]:
 def shot(page: Page) -> Image.Image:
     work = page.locator(".work").bounding_box()
     assert work is not None
-    area = {"x": work["x"] - 6, "y": work["y"] - 6, "width": work["width"] + 12, "height": 530}
+    height = page.locator(".panels").evaluate("panels => panels.getBoundingClientRect().height")
+    area = {"x": work["x"] - 6, "y": work["y"] - 6, "width": work["width"] + 12, "height": height + 12}
     image = Image.open(io.BytesIO(page.screenshot(clip=area))).convert("RGB")  # pyright: ignore[reportArgumentType]
     return image.resize((WIDTH, round(image.height * WIDTH / image.width)), Image.Resampling.LANCZOS)
 
@@ -79,7 +80,10 @@ def main() -> None:
         taken = list(frames(page))
         browser.close()
     running.should_exit = True
-    palette = taken[0][0].quantize(COLOURS, dither=Image.Dither.NONE)
+    sample = Image.new("RGB", (WIDTH, 3 * taken[0][0].height))
+    for place, number in enumerate((0, len(taken) // 2, len(taken) - 1)):
+        sample.paste(taken[number][0], (0, place * taken[0][0].height))
+    palette = sample.quantize(COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
     pictures = [image.quantize(palette=palette, dither=Image.Dither.NONE) for image, _ in taken]
     times = [time for _, time in taken]
     pictures[0].save(flags.out, save_all=True, append_images=pictures[1:], duration=times, loop=0, optimize=True)

@@ -232,7 +232,7 @@ def test_a_formula_lights_up_what_changes(show):
     settled(own, lambda: own.keyboard.press("ArrowRight"))
     lit = own.locator(".mark.lit")
     assert {lit.nth(i).get_attribute("data-of") for i in range(lit.count())} == {"alpha"}
-    assert lit.count() == 2  # of Intention and of kernel Intention
+    assert lit.count() == 3  # of Intention, kernel Intention and σIntention
 
 
 def test_the_code_is_shown_and_the_docs_are_there(show):

@@ -38,9 +38,11 @@ WRITTEN = {
 PANELS = {
     "attention": Panel("Attention", "softmax([temperature:τ] Q Kᵀ) V", "attention"),
     "linear_attention": Panel("Linear attention", "Q Kᵀ V / N", "linear_attention"),
-    "kernel": Panel("Kernel Intention", "[kernel:k](Q, K) ([kernel:k](K, K) + N[alpha:α] I)⁻¹ V", "intention_kernel"),
-    "sigma_intention": Panel("σIntention", "softmax([temperature:τ][scale:] Q Σ⁻¹ Kᵀ) V", "sigma_intention"),
-    "intention": Panel("Intention", "[scale:]Q Σ⁻¹ Kᵀ V / N,  Σ = KᵀK / N + [alpha:α] I", "intention"),
+    "kernel": Panel(
+        "Kernel Intention", "[scale:][kernel:k](Q,K) ([kernel:k](K,K) + N[alpha:α] I)⁻¹ V", "intention_kernel"
+    ),
+    "sigma_intention": Panel("σIntention", "softmax([temperature:τ] [scale:]Q [alpha:Σ]⁻¹ Kᵀ) V", "sigma_intention"),
+    "intention": Panel("Intention", "[scale:]Q (KᵀK + N[alpha:α] I)⁻¹ Kᵀ V", "intention"),
     "left_out": Panel("Leave one out", "vᵢ − f₋ᵢ(kᵢ), of Intention", "intention"),
 }
 

@@ -40,13 +40,13 @@ export function make(view) {
   view.root.append();
   const hint = document.createElement("p");
   hint.className = "hint";
-  hint.textContent = "Click adds a point, dragging moves it, a double click or Delete removes it. All pictures share the points.";
+  hint.textContent = "Click adds a point, dragging moves it, a double click or Delete removes it. All pictures share the points. Σ = KᵀK / N + α I; the gap is the distance to the dashed limit.";
   queueMicrotask(() => view.panels.after(hint));
 
   return {
     sketch() {
       for (const name of NAMES) plots[name].points(state.points, { focus: name === "attention" });
-      for (const one of view.root.querySelectorAll('.mark[data-of="scale"]')) one.textContent = state.scale === "alpha" ? "(1 + α) " : "";
+      for (const one of view.root.querySelectorAll('.mark[data-of="scale"]')) one.textContent = state.scale === "alpha" ? "(1+α) " : "";
     },
     draw(answer) {
       for (const name of NAMES) {
@@ -57,7 +57,7 @@ export function make(view) {
       for (const [name, limit] of [["intention", "linear_attention"], ["sigma_intention", "attention"]]) {
         plots[name].curve("limit", answer.x, state.scale === "alpha" ? answer.found[limit] : null, `limit c-${limit}`);
         const gap = answer.distance[name];
-        plots[name].number.value = state.scale === "alpha" && gap !== undefined ? `to ${limit.replace("_", " ")}: ${shown(gap, 2)}` : "";
+        plots[name].number.value = state.scale === "alpha" && gap !== undefined ? `gap ${shown(gap, 2)}` : "";
       }
       const { left_out: rest } = answer, plot = plots.left_out;
       plot.forget("marks", (id) => Number(id) < rest.length);

@@ -35,7 +35,7 @@ export function make(view) {
       const [w] = state.truth, rows = [...state.points, w];
       problem.item("marks", "w", "line", { x1: problem.sx(0), y1: problem.sy(0), x2: problem.sx(w[0]), y2: problem.sy(w[1]), class: "arrow" });
       problem.points(rows, { focus: true, look: (i) => (i === state.points.length ? "truth" : ""), label: (i) => (i === state.points.length ? "true direction w" : `point ${i + 1}`) });
-      for (const one of view.root.querySelectorAll('.mark[data-of="scale"]')) one.textContent = state.scale === "alpha" ? "(1 + α) " : "";
+      for (const one of view.root.querySelectorAll('.mark[data-of="scale"]')) one.textContent = state.scale === "alpha" ? "(1+α) " : "";
     },
     draw(answer) {
       const { grid, reach } = answer, far = Math.max(...answer.true.map(Math.abs)) || 1;
