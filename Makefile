@@ -13,7 +13,7 @@ IN_TORCH := $(patsubst %,tests/%.py,$(patsubst %,functional/test_%,values accura
 # objects of the kernels: what has not changed is not compiled again, by pip and by the tests neither
 export INTENTION_BUILD_CACHE ?= $(CURDIR)/build/native
 
-.PHONY: setup native reproduce encoder test lint format docs bench fuzz wheel aarch64 clean
+.PHONY: setup native reproduce encoder play play-models gif test lint format docs bench fuzz wheel aarch64 clean
 
 setup: $(STAMP)
 
@@ -35,6 +35,18 @@ reproduce: $(STAMP)
 # The encoder that comes with the package, trained again; it needs miniImageNet and about 25 minutes of one core.
 encoder: $(STAMP)
 	$(BIN)/python tools/encoder.py
+
+# KVQ space in the browser; Ctrl-C stops it.
+play: $(STAMP)
+	$(BIN)/intention play
+
+# The small models that come with it, trained again: about 20 minutes of one core.
+play-models: $(STAMP)
+	$(BIN)/python tools/play_models.py
+
+# The README's animation of it, from the page itself; it needs Chromium.
+gif: $(STAMP)
+	$(BIN)/python tools/play_gif.py
 
 test: $(STAMP)
 	$(BIN)/pytest
@@ -64,6 +76,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/measure/lab.py
 	$(BIN)/python benchmarks/measure/images.py
 	$(BIN)/python benchmarks/measure/causal.py
+	$(BIN)/python benchmarks/measure/play.py
 
 fuzz: $(STAMP)
 	$(BIN)/python tests/fuzzing.py --count 5000

@@ -1,4 +1,4 @@
-"""`intention ...`: the experiments (list, run, sweep, reproduce, report), and data (data, embed, fewshot, classify)."""
+"""`intention ...`: the experiments (list, run, sweep, reproduce, report), images (data, embed, fewshot, classify), play."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ The experiments of the paper.
   intention report DIR           the report again, from the rows of a folder
   intention data list            data sets: list, fetch NAME, info NAME_OR_PATH
   intention embed DATA           features of images, once
+  intention play                 KVQ space in the browser (extra: play)
 
 Images of your own: a folder with one folder for each class.
 
@@ -31,6 +32,7 @@ Images of your own: a folder with one folder for each class.
 """
 EXTRA = {"jinja2", "joblib", "markupsafe", "matplotlib", "numpy", "rich", "safetensors", "tensorboard", "tyro"}
 EXTRA |= {"PIL", "pooch", "requests"}
+PLAY = {"starlette", "uvicorn"}  # what the extra `play` has besides
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -41,9 +43,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except LabError as error:
         return _complain(str(error), 1)
     except ImportError as error:
-        if (error.name or "").split(".")[0] not in EXTRA:
+        missing = (error.name or "").split(".")[0]
+        if missing not in EXTRA | PLAY:
             raise
-        return _complain(f"this command needs pip install 'intention[lab]' ({error})", 1)
+        extra = "play" if missing in PLAY else "lab"
+        return _complain(f"this command needs pip install 'intention[{extra}]' ({error})", 1)
     except KeyboardInterrupt:
         _tell_how_to_resume(args)
         return 130
@@ -80,6 +84,7 @@ def _dispatch(args: list[str]) -> int:
         "embed": data_commands.embed,
         "fewshot": fewshot_commands.fewshot,
         "classify": fewshot_commands.classify,
+        "play": _play,
     }
     try:
         if args[0] not in known:
@@ -87,6 +92,13 @@ def _dispatch(args: list[str]) -> int:
         return known[args[0]](args[1:])
     except Usage as error:
         return _complain(str(error), 2)
+
+
+def _play(args: list[str]) -> int:
+    from intention.lab.cli import options
+    from intention.play import command
+
+    return command.play(options.parse(command.Flags, "play", command.ABOUT, args))
 
 
 def _complain(text: str, code: int) -> int:
