@@ -117,8 +117,8 @@ class Operator:
     outputs: int
     solve: Callable[..., tuple[Outputs, object]]
     shapes: Callable[..., Outputs]  # of solve, with keep=True
-    pull: Callable[[Grads, Saved, Sequence[bool]], Grads]  # (gradients of answers, saved, needs): nothing watches
-    differentiable: Callable[[Grads, Saved, Sequence[bool]], Grads]  # the same, of any order
+    pull: Callable[[Sequence[Tensor], Saved, Sequence[bool]], Grads]  # (gradients of answers, saved, needs): unwatched
+    differentiable: Callable[[Sequence[Tensor], Saved, Sequence[bool]], Grads]  # the same, of any order
     push: Callable[[Sequence[Opt], Saved], tuple[Tensor, ...]] | None = None  # tangents of the tensors, of the answers
     saves_answers: bool = True
     whole: bool = False  # what is kept is one buffer of the whole batch, the last output: there is no report
@@ -223,11 +223,13 @@ def _function(op: Operator) -> type[Door]:
             if all(g is None for g in grads):
                 return *(None,) * op.count, *others
             tensors, outputs = _split(op, ctx.saved_tensors)
+            # of several answers, which are then saved, one may have no gradient
+            came = [torch.zeros_like(x) if g is None else g for g, x in zip(grads, outputs, strict=False)]
             needs = _needed(ctx, tensors)
-            if any(g is not None and legacy_batched(g) for g in grads):
-                return *_backward_operator(op, grads, tensors, outputs, ctx.options, needs), *others
+            if any(map(legacy_batched, came)):
+                return *_backward_operator(op, came, tensors, outputs, ctx.options, needs), *others
             pull = op.pull if unobserved() else op.differentiable
-            return *pull(grads, Saved(tensors, ctx.options, outputs, ctx.seen), needs), *others
+            return *pull(came, Saved(tensors, ctx.options, outputs, ctx.seen), needs), *others
 
         @staticmethod
         def jvp(ctx: Kept, *tangents: Opt) -> tuple[Opt, ...]:

@@ -225,10 +225,9 @@ def _query_by_query(tokens: Tokens) -> tuple[Tensor, Report]:
     return each_query(base, taken, True, solve)
 
 
-def _first(grads: Sequence[Tensor | None], saved: Saved, needs: Sequence[bool]) -> Slopes:
+def _first(grads: Sequence[Tensor], saved: Saved, needs: Sequence[bool]) -> Slopes:
     """The first derivatives. In a graph also of sequences that went query by query; elsewhere those have their own."""
     (grad,), tokens, way, (transposed,) = grads, Tokens._make(saved.tensors), saved.outputs[0], saved.options
-    assert grad is not None
     hidden = any(needs[3:6])
     if saved.seen is not None or transposed or not bool((way == FAR).any()):
         return pull_first(grad, tokens, way, transposed, hidden, needs[8])
@@ -239,8 +238,7 @@ def _first(grads: Sequence[Tensor | None], saved: Saved, needs: Sequence[bool]) 
     return tuple(None if x is None else next(found) for x in own)
 
 
-def _any_order(grads: Sequence[Tensor | None], saved: Saved, needs: Sequence[bool]) -> Slopes:
-    assert grads[0] is not None
+def _any_order(grads: Sequence[Tensor], saved: Saved, needs: Sequence[bool]) -> Slopes:
     return _pull(grads[0], Tokens._make(saved.tensors), saved.options[0], _again)
 
 

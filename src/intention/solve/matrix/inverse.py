@@ -117,14 +117,13 @@ def _rank(sigma: Tensor, rounding: float) -> Tensor:
     return (values > rounding * values.amax(-1, keepdim=True)).sum(-1)
 
 
-def _pull(grads: Sequence[Tensor | None], saved: Saved, needs: Sequence[bool]) -> tuple[Tensor | None, ...]:
+def _pull(grads: Sequence[Tensor], saved: Saved, needs: Sequence[bool]) -> tuple[Tensor | None, ...]:
     """Of any order."""
     matrix, weight, alpha, gain = saved.tensors
-    out, logdet, packed = saved.outputs
+    out, _, packed = saved.outputs
     assert matrix is not None
     assert alpha is not None
-    grad = torch.zeros_like(out) if grads[0] is None else grads[0]
-    grad_logdet = torch.zeros_like(logdet) if grads[1] is None else grads[1]
+    grad, grad_logdet = grads
     # dA = -A d(cS) A - B A dalpha + alpha B dW B' and dlogdet = <A, d(cS)> + tr(B) dalpha + <(c S B)_ii, dw_i>
     grad = (grad + grad.mT) / 2
     step = grad_logdet.view(-1, 1, 1)

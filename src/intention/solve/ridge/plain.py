@@ -293,10 +293,9 @@ def _shapes(query: Tensor, key: Tensor, value: Tensor, *_: object) -> tuple[Tens
     return query.new_empty(*query.shape[:-1], columns), query.new_empty(kept)
 
 
-def _pull(grads: Sequence[Tensor | None], saved: Any, needs: Sequence[bool]) -> Sequence[Tensor | None]:
+def _pull(grads: Sequence[Tensor], saved: Any, needs: Sequence[bool]) -> Sequence[Tensor | None]:
     """By the compiled kernel, or where memory cannot be read as it is by the way of `ridge`."""
     (grad,), (query, key, value, keep), (alpha, intercept, scale), (kept,), _ = grads, *saved
-    assert grad is not None
     function, layout = kernel("intention_ridge_backward"), _looked_at(query, key, value, intercept)
     if function is None or layout is None or not (readable(grad, query.dtype) and readable(kept, query.dtype)):
         return _pulled_by_ridge(grad, saved, needs)
@@ -330,9 +329,8 @@ def _pulled_by_ridge(grad: Tensor, saved: Saved, needs: Sequence[bool]) -> Seque
     return _masked(backward_batch(grad, known, "auto", asked), saved)
 
 
-def _differentiable(grads: Sequence[Tensor | None], saved: Saved, needs: Sequence[bool]) -> Sequence[Tensor | None]:
+def _differentiable(grads: Sequence[Tensor], saved: Saved, needs: Sequence[bool]) -> Sequence[Tensor | None]:
     problem, plan = _long(*saved.tensors, *saved.options)
-    assert grads[0] is not None
     asked = Needs._make((*needs, False, False))
     return _masked(differentiable(grads[0], problem, bool(saved.seen), plan, "auto", asked), saved)
 

@@ -121,19 +121,17 @@ def _shapes(
     )
 
 
-def _pull(grads: Sequence[Tensor | None], saved: Saved, needs: Sequence[bool]) -> tuple[Tensor | None, ...]:
+def _pull(grads: Sequence[Tensor], saved: Saved, needs: Sequence[bool]) -> tuple[Tensor | None, ...]:
     """The first derivatives."""
     (grad,), problem, (coef, matrix, packed) = grads, Problem._make(saved.tensors), saved.outputs
-    assert grad is not None
     plan, solver = Plan(*saved.options[:3]), saved.options[3]
     known = Known(problem, plan, coef, matrix, packed, saved.seen)
     return backward_batch(grad, known, solver, Needs(*needs))[:6]
 
 
-def _differentiable(grads: Sequence[Tensor | None], saved: Saved, needs: Sequence[bool]) -> tuple[Tensor | None, ...]:
+def _differentiable(grads: Sequence[Tensor], saved: Saved, needs: Sequence[bool]) -> tuple[Tensor | None, ...]:
     """Those of any order: of the pullback, written with `transform`."""
     (grad,), problem = grads, Problem._make(saved.tensors)
-    assert grad is not None
     plan, solver = Plan(*saved.options[:3]), saved.options[3]
     return differentiable(grad, problem, bool(saved.seen), plan, solver, Needs(*needs))[:6]
 

@@ -67,11 +67,10 @@ def _outputs(found: native.Attended, keep: bool) -> Solution:
     return found.out, _joined(found.kept, found.parts), found.matrix[:: found.parts], found.packed
 
 
-def _pull(grads: Sequence[Tensor | None], saved: Saved, needs: Sequence[bool]) -> tuple[Tensor | None, ...]:
+def _pull(grads: Sequence[Tensor], saved: Saved, needs: Sequence[bool]) -> tuple[Tensor | None, ...]:
     """The first derivatives, by the kernel."""
     problem, asked = _asked(saved, needs)
     (grad,), (out, kept, matrix, packed) = grads, saved.outputs
-    assert grad is not None
     pulled = None
     if saved.seen or bool(kept.any()):
         parts = native.parts_of(*out.shape[:2]) or 1
@@ -85,9 +84,8 @@ def _pull(grads: Sequence[Tensor | None], saved: Saved, needs: Sequence[bool]) -
     return *pulled[:3], *pulled[4:6]
 
 
-def _differentiable(grads: Sequence[Tensor | None], saved: Saved, needs: Sequence[bool]) -> tuple[Tensor | None, ...]:
+def _differentiable(grads: Sequence[Tensor], saved: Saved, needs: Sequence[bool]) -> tuple[Tensor | None, ...]:
     problem, asked = _asked(saved, needs)
-    assert grads[0] is not None
     pulled = _written_out(grads[0], problem, asked, saved.outputs[-1])
     return *pulled[:3], *pulled[4:6]
 

@@ -71,10 +71,9 @@ def _problem(tensors: Sequence[Any]) -> Problem:
     return Problem.of_points(*tensors[:5])
 
 
-def _pull(grads: Sequence[Tensor | None], saved: Saved, needs: Sequence[bool]) -> tuple[Tensor | None, ...]:
+def _pull(grads: Sequence[Tensor], saved: Saved, needs: Sequence[bool]) -> tuple[Tensor | None, ...]:
     """Of any order: made of transforms."""
     (grad,), problem, (out, matrix, packed) = grads, _problem(saved.tensors), saved.outputs
-    assert grad is not None
     plain = served_all(packed) if saved.seen is None else saved.seen
     factor = Factored(matrix, packed, plain)
     y, key, weight, alpha, gain = _pulled(grad, problem, out, factor, *saved.options[:2])
