@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from intention.lab.core.device import find as find_device
 from torch import Tensor, nn
 from torch.nn import functional as nnf
 
 from intention.fewshot.encoders import KINDS, build, normalise
 from intention.lab import data
+from intention.lab.core.device import find as find_device
 from intention.lab.core.place import Place
 from intention.lab.core.train import Plan, train
 

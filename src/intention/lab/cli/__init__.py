@@ -1,4 +1,4 @@
-"""`intention ...`: the experiments (list, run, sweep, reproduce, report), images (data, embed, fewshot, classify), play."""
+"""`intention ...`: experiments (list, run, sweep, reproduce, report), images (data, embed, fewshot, classify), play."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from intention.lab import experiments
 from intention.lab.core.files import LabError, write_whole
 from intention.lab.core.results import Json, Row, read_folder
-from intention.lab.experiments.base import VERDICTS, Claim, tally
+from intention.lab.experiments.base import Claim, tally
 from intention.lab.paper import appendix
 from intention.lab.report import cards
 from intention.lab.report.figures import standalone

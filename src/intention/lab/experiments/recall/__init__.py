@@ -171,9 +171,7 @@ def jobs(config: Config) -> Iterable[Job]:
     ]
     asked += [(name, at, config.gated_seeds) for at in ({"width": width}, *mixed) for name in gated]
     most = max(config.seeds, config.gated_seeds)
-    return [
-        Job("recall", config, name, seed, at) for seed in range(most) for name, at, seeds in asked if seed < seeds
-    ]
+    return [Job("recall", config, name, seed, at) for seed in range(most) for name, at, seeds in asked if seed < seeds]
 
 
 def run(job: Job, place: Place) -> Iterator[Measure]:
