@@ -28,7 +28,7 @@ from intention.lab.experiments.scaling.task import regression
 from intention.lab.experiments.sine import task as sine_task
 from intention.lab.paper import appendix
 from intention.lab.paper.appendix import ROWS
-from intention.lab.paper.rows import NOT_PRINTED, Row
+from intention.lab.paper.hyperparameters import NOT_PRINTED, Row
 from lab.paper.checks import IMAGES, activation, generator, loss, name_of, optimiser
 
 CODE = [row for row in ROWS if not row.path and row.experiment not in IMAGES]

@@ -28,7 +28,7 @@ from intention.lab.experiments.fewshot import training as fewshot_runs
 from intention.lab.experiments.fewshot.task import Pool
 from intention.lab.experiments.pixels import task as pixels_task
 from intention.lab.paper.appendix import ROWS
-from intention.lab.paper.rows import Row
+from intention.lab.paper.hyperparameters import Row
 from lab.paper.checks import IMAGES, activation, generator, loss, name_of, optimiser, plans, sizes, stepped
 
 CODE = [row for row in ROWS if not row.path and row.experiment in IMAGES]

@@ -8,7 +8,7 @@ from typing import Any
 
 from intention.lab import experiments
 from intention.lab.paper import images
-from intention.lab.paper.rows import NOT_PRINTED, SAME, UNPRINTED, UNPRINTED_LENGTH, Entry, Row, net, rows
+from intention.lab.paper.hyperparameters import NOT_PRINTED, SAME, UNPRINTED, UNPRINTED_LENGTH, Entry, Row, net, rows
 
 PI = 3.141592653589793
 
