@@ -55,9 +55,13 @@ class Backbone:
 
     def __call__(self, images: Tensor | Sequence[str | PathLike[str]]) -> Tensor:
         """Features (n, d) of images (n, h, w, c) of bytes, or of files."""
-        if isinstance(images, Tensor) and (images.dim() != 4 or images.dtype != torch.uint8):
+        if isinstance(images, str | PathLike):
+            raise ImageError(f"wanted a list of images, got the one path {images}; put it into brackets")
+        shaped = isinstance(images, Tensor) and images.dim() == 4 and images.shape[-1] in (1, 3)
+        if isinstance(images, Tensor) and (not shaped or images.dtype != torch.uint8):
             raise ImageError(
-                f"wanted images (n, h, w, c) of uint8, or paths of files, got {images.dtype} {tuple(images.shape)}"
+                f"wanted images (n, h, w, c) of uint8, grey or in colour (c is 1 or 3, and last), or paths of files, "
+                f"got {images.dtype} {tuple(images.shape)}"
             )
         if not len(images):
             raise ImageError("wanted at least one image, got none")

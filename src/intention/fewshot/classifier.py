@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from os import PathLike, fspath
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from intention.context import Context
 from intention.context.by_features import ByFeatures
@@ -17,13 +16,12 @@ from intention.fewshot.backbones import Backbone, backbone
 from intention.fewshot.columns import Linear, with_columns
 from intention.fewshot.evaluation import unit
 from intention.fewshot.heads import LsSvm
+from intention.fewshot.labels import Label, Labels, calibrated, check_examples, names_of, signs
+from intention.fewshot.stored import head_of, read, write
 from intention.kernels import Custom
 
-FORMAT = 1
 NEAR = 1e-3  # distance, relative to its length, up to which an example is the same one
-Label = int | str
 Images = Tensor | Sequence[str | PathLike[str]]
-Labels = Tensor | Sequence[Label]
 
 
 class Suspect(NamedTuple):
@@ -76,8 +74,8 @@ class FewShotClassifier:
 
     def fit(self, images: Images, labels: Labels) -> FewShotClassifier:
         """Forget everything and learn these: images or features, and a label (integer or text) for each."""
-        features, names = self.features(images), _names(labels)
-        _check(features, names)
+        features, names = self.features(images), names_of(labels)
+        check_examples(features, names)
         classes = tuple(sorted(set(names), key=lambda name: (isinstance(name, str), name)))
         if len(classes) < 2:
             raise ValueError(f"two or more classes are needed to tell apart, got {len(classes)}; add images of another")
@@ -91,12 +89,12 @@ class FewShotClassifier:
     def add(self, images: Images, labels: Labels) -> FewShotClassifier:
         """Learn more examples, also of new classes, which come last in `classes`; alpha stays."""
         before = self.context
-        features, names = self.features(images), _names(labels)
-        _check(features, names, before)
+        features, names = self.features(images), names_of(labels)
+        check_examples(features, names, before.sizes[0])
         fresh = tuple(dict.fromkeys(name for name in names if name not in self.classes))
         classes = self.classes + fresh
         linear = self._linear or Linear.of(before)
-        context = with_columns(before, len(fresh)).add(features, _signs(names, classes, features))
+        context = with_columns(before, len(fresh)).add(features, signs(names, classes, features))
         self.classes = classes
         self._keep(context, None if linear is None else linear.after(before, context))
         return self
@@ -104,8 +102,8 @@ class FewShotClassifier:
     def remove(self, images: Images, labels: Labels) -> FewShotClassifier:
         """Forget examples that were learnt; a class that loses its last one stays, without any."""
         before = self.context
-        features, names = self.features(images), _names(labels)
-        _check(features, names, before)
+        features, names = self.features(images), names_of(labels)
+        check_examples(features, names, before.sizes[0])
         unknown = [name for name in names if name not in self.classes]
         if unknown:
             raise ValueError(f"there is no class {unknown[0]!r} to remove examples of; there are {self.classes}")
@@ -166,10 +164,10 @@ class FewShotClassifier:
         if self.encoder is None:
             if not isinstance(images, Tensor) or images.dim() != 2 or not images.is_floating_point():
                 raise ValueError(
-                    "without an encoder features (n, d) of floating-point numbers are wanted; for images give one: "
-                    "FewShotClassifier('conv4')"
+                    "without an encoder a tensor of features (n, d) of floating-point numbers is wanted, got "
+                    f"{_described(images)}; for images give an encoder: FewShotClassifier('conv4')"
                 )
-            found = images
+            found = images.detach()
         elif isinstance(self.encoder, Backbone):
             found = self.encoder(images)
         else:
@@ -261,7 +259,7 @@ class FewShotClassifier:
         if self._temperature is None:
             known = self._in_company()
             some = bool(known.any())
-            self._temperature = _calibrated(self.left_out()[known].double(), self._own()[known]) if some else 1.0
+            self._temperature = calibrated(self.left_out()[known].double(), self._own()[known]) if some else 1.0
         return self._temperature
 
     # -- files --------------------------------------------------------------------------------------------------------
@@ -271,89 +269,34 @@ class FewShotClassifier:
 
         about: more to keep beside it, such as the names of the files.
         """
-        from safetensors.torch import save_file
-
         if self.context.kernel is not None and isinstance(self.context.kernel.kernel, Custom):
             raise ValueError("a kernel of your own cannot be saved: its code is not part of the file")
-        name = self.encoder.name if isinstance(self.encoder, Backbone) else ""
         told = {
-            "format": FORMAT,
             "classes": self.classes,
-            "backbone": name,
+            "backbone": self.encoder.name if isinstance(self.encoder, Backbone) else "",
             "features": self.encoder is None,
             "normalise": self.normalise,
+            "search": self.head.by_leave_one_out,
             "temperature": self.temperature,
         }
-        save_file(self.context.state_dict(), fspath(path), {"fewshot": json.dumps(told), **(about or {})})
+        write(path, self.context.state_dict(), told, about or {})
 
     @staticmethod
     def load(
         path: str | PathLike[str], encoder: str | Backbone | Callable[[Tensor], Tensor] | None = None
     ) -> FewShotClassifier:
         """What `save` wrote. encoder: needed where it was a callable of your own."""
-        told, state, _ = read(path)
+        told, context, _ = read(path)
         if encoder is None and not told["features"]:
             if not told["backbone"]:
                 raise ValueError(f"{fspath(path)} was made with an encoder of its owner's; give load(path, encoder)")
             encoder = told["backbone"]
-        context = Context.from_state_dict(state)
-        model = FewShotClassifier(encoder, LsSvm(float(context.alpha)), bool(told["normalise"]))
+        model = FewShotClassifier(encoder, head_of(told, context), told["normalise"])
         model.classes = tuple(told["classes"])
         model._keep(context, None)
         model._temperature = float(told["temperature"])
         return model
 
 
-def read(path: str | PathLike[str]) -> tuple[dict, dict[str, Tensor], dict[str, str]]:
-    """What a file of `save` tells: of the classifier, its tensors, and what was kept beside it."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(fspath(path), framework="pt") as file:
-            beside = dict(file.metadata() or {})
-            told = json.loads(beside.pop("fewshot"))
-            names: list[str] = list(file.keys())
-            state = {name: file.get_tensor(name) for name in names}
-        if told["format"] != FORMAT:
-            raise ValueError(f"its format is {told['format']}, this version reads {FORMAT}")
-        return told, state, beside
-    except OSError as error:
-        raise FileNotFoundError(f"cannot read the classifier {fspath(path)}: {error}") from error
-    except (SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"{fspath(path)} is not a classifier of ours ({error}); FewShotClassifier.save writes one"
-        ) from error
-
-
-def _names(labels: Labels) -> list[Label]:
-    if isinstance(labels, Tensor):
-        if labels.dim() != 1 or labels.is_floating_point():
-            raise ValueError(f"wanted integer labels (n,), got {labels.dtype} {tuple(labels.shape)}")
-        return labels.tolist()
-    return [label if isinstance(label, str) else int(label) for label in labels]
-
-
-def _check(features: Tensor, names: list[Label], before: Context | None = None) -> None:
-    if len(features) != len(names) or not names:
-        raise ValueError(f"wanted one label for each image, got {len(features)} images and {len(names)} labels")
-    if before is not None and before.key is not None and before.key.shape[-1] != features.shape[-1]:
-        raise ValueError(f"the classifier has {before.key.shape[-1]} features, got {features.shape[-1]}")
-
-
-def _signs(names: list[Label], classes: tuple[Label, ...], like: Tensor) -> Tensor:
-    number = {name: index for index, name in enumerate(classes)}
-    own = torch.tensor([number[name] for name in names])
-    return 2 * nn.functional.one_hot(own, len(classes)).to(like.dtype) - 1
-
-
-def _calibrated(scores: Tensor, own: Tensor) -> float:
-    """The temperature t with the smallest cross-entropy of softmax(scores / t): convex in 1 / t, so thirds are cut."""
-    low, high = -4.0, 8.0  # log of 1 / t
-
-    def loss(log_sharpness: float) -> float:
-        return float(nn.functional.cross_entropy(scores * torch.tensor(log_sharpness).double().exp(), own))
-
-    while high - low > 1e-3:
-        one, two = low + (high - low) / 3, high - (high - low) / 3
-        low, high = (low, two) if loss(one) <= loss(two) else (one, high)
-    return float(torch.tensor(-(low + high) / 2).double().exp())
+def _described(x: object) -> str:
+    return f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__

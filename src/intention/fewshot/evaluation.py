@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as nnf
 
-from intention.fewshot.sampling import ClassIndex, Episodes, episodes
+from intention.fewshot.sampling import ClassIndex, Episodes, check_labelled, episodes
 
 PART = 25  # episodes that are answered at once
 
@@ -82,6 +82,7 @@ def evaluate(
     training = getattr(head, "training", False)
     if isinstance(head, torch.nn.Module):
         head.eval()
+    check_labelled(features, labels)
     features = unit(features) if normalise else features
     known = ClassIndex(labels)
     size = len(known.classes)

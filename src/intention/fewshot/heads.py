@@ -226,7 +226,7 @@ class Process(Head):
 
 
 class Prototypes(Head):
-    """Nearest mean: -|q - m_c|^2 / sqrt(d), without |q|^2, which is the same for all classes.
+    """Nearest mean: `-|q - m_c|^2 / sqrt(d)`, without `|q|^2`, which is the same for all classes.
 
     >>> Prototypes()(torch.randn(2, 15, 8), torch.arange(15) % 5, torch.randn(2, 7, 8)).shape
     torch.Size([2, 7, 5])
@@ -236,7 +236,8 @@ class Prototypes(Head):
 
     def logits(self, support: Tensor, labels: Tensor, query: Tensor, weight: Tensor | None) -> Tensor:
         means = class_means(support, labels, weight)
-        return (2 * query @ means.mT - means.square().sum(-1).unsqueeze(-2)) / query.shape[-1] ** 0.5
+        scores = (2 * query @ means.mT - means.square().sum(-1).unsqueeze(-2)) / query.shape[-1] ** 0.5
+        return scores.masked_fill(~_present(labels, weight).unsqueeze(-2), -torch.inf)
 
 
 def one_hot(labels: Tensor, dtype: torch.dtype) -> Tensor:
@@ -250,10 +251,17 @@ def signs(labels: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def class_means(support: Tensor, labels: Tensor, weight: Tensor | None) -> Tensor:
-    """(..., classes, d)"""
+    """(..., classes, d); 0 for a class that no point has."""
     member = one_hot(labels, support.dtype)
     member = member if weight is None else member * weight.to(support.dtype).unsqueeze(-1)
-    return member.mT @ support / member.sum(-2).unsqueeze(-1)
+    total = member.sum(-2).unsqueeze(-1)
+    return member.mT @ support / torch.where(total > 0, total, 1.0)
+
+
+def _present(labels: Tensor, weight: Tensor | None) -> Tensor:
+    """(..., classes): whether a point has it."""
+    member = nnf.one_hot(labels.long()).bool()
+    return (member if weight is None else member & (weight > 0).unsqueeze(-1)).any(-2)
 
 
 def _check(support: Tensor, labels: Tensor, query: Tensor) -> None:

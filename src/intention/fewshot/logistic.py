@@ -15,7 +15,7 @@ INNER = 300  # steps of conjugate gradients within one of them, at most
 
 
 class Logistic(Head):
-    """q w + b with the smallest cross-entropy of the support plus alpha |w|^2 / 2; b is free.
+    """`q w + b` with the smallest cross-entropy of the support plus `alpha |w|^2 / 2`; b is free.
 
     >>> Logistic()(torch.randn(2, 15, 8), torch.arange(15) % 5, torch.randn(2, 7, 8)).shape
     torch.Size([2, 7, 5])

@@ -15,7 +15,7 @@ PART = 64  # episodes that are drawn at once by the sampler
 class Episodes(NamedTuple):
     """Tasks, the batch B of them in front. Support and queries are sorted by class; classes count 0, 1, ... in a task.
 
-    A head takes the first three: head(*found[:3]).
+    A head takes the first three: `head(*found[:3])`.
     """
 
     support: Tensor  # (B, way * shot, ...)
@@ -100,11 +100,7 @@ def episodes(
         count: tasks.
         seed: a number, or a generator that goes on.
     """
-    if labels.dim() != 1 or len(features) != len(labels) or labels.is_floating_point():
-        raise ValueError(
-            f"wanted features (n, ...) and integer labels (n,), got {tuple(features.shape)} and {labels.dtype} "
-            f"{tuple(labels.shape)}"
-        )
+    check_labelled(features, labels)
     generator = torch.Generator().manual_seed(seed) if isinstance(seed, int) else seed
     known = ClassIndex(labels)
     known.check(way, shot, query)
@@ -114,6 +110,19 @@ def episodes(
     split = [way * shot, way * query]
     support, asked = features[index].split(split, 1)
     return Episodes(support, own.expand(count, -1), asked, targets.expand(count, -1), classes, index)
+
+
+def check_labelled(features: Tensor, labels: Tensor) -> None:
+    """Whether each of these has a label."""
+    if not isinstance(labels, Tensor):
+        raise TypeError(
+            f"wanted a tensor of integer labels (n,), got {type(labels).__name__}; number the classes first"
+        )
+    if labels.dim() != 1 or len(features) != len(labels) or labels.is_floating_point():
+        raise ValueError(
+            f"wanted features (n, ...) and integer labels (n,), got {tuple(features.shape)} and {labels.dtype} "
+            f"{tuple(labels.shape)}"
+        )
 
 
 class EpisodeSampler(Sampler[list[int]]):
@@ -181,7 +190,12 @@ def _labels_of(data: Dataset[object], given: Tensor | Sequence[int] | None) -> T
         raise ValueError(
             f"{type(data).__name__} has neither targets nor labels; give labels=, one integer for each of its members"
         )
-    labels = torch.as_tensor(found)
+    try:
+        labels = torch.as_tensor(found)
+    except (TypeError, ValueError) as error:  # text
+        raise ValueError(
+            f"labels must be integers ({error}); number the classes: sorted(set(labels)).index(label)"
+        ) from error
     count = getattr(data, "__len__", None)
     if labels.dim() != 1 or labels.is_floating_point() or (count is not None and count() != len(labels)):
         size = f"{count()} members" if count is not None else "members"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from intention.fewshot import FewShotClassifier
-from intention.fewshot.classifier import read
+from intention.fewshot.stored import read
 from intention.lab.core.files import LabError
 from intention.lab.data.folders import index_folder
 from intention.lab.run.embed import find, told
@@ -71,7 +71,7 @@ def save(known: Known, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         known.model.save(path, {"files": json.dumps(known.files)})
     except OSError as error:
-        raise LabError(f"cannot write {path}: {error.strerror}; choose another --save") from error
+        raise LabError(f"cannot write {path}: {error.strerror or error}; choose another --save") from error
 
 
 def check_images(images: Sequence[Path]) -> None:
