@@ -64,8 +64,11 @@ READING = """
 - All models get the same tasks and the same number of steps. The plain networks share one learning rate
   (`learning_rate`): of 0.001, 0.003 and 0.01, tried for the Transformer with seed 0 at the quick size, the best one.
   The one layer has another (`layer_rate`), of 0.003, 0.03 and 0.1 the best with seed 0: its α has to go from 1 to 0.01,
-  and Adam moves log α by no more than the rate in a step. The rates of gated networks were searched for each on one
-  grid, 0.001, 0.003, 0.01 and 0.03, without drift, with half of the steps and a seed that is not published.
+  and Adam moves log α by no more than the rate in a step. The rates of gated networks were searched with half of
+  the steps and a seed that is not published, on 0.001, 0.003 and 0.01: the best is 0.01 for Intention, at the edge (at
+  0.03 no network with norms and an output gate learnt anything), and 0.003 for the others; for the gated delta rule
+  0.01 was not tried with these parts.
+- Without drift Intention in gated layers has three seeds; all else in gated layers has one (`gated_seeds`).
 - Trained on y with its noise, judged by the error against w'x without it, which would otherwise hide in the noise. The
   error is that of positions with at least d pairs before them.
 - `paper` is `standard`.
@@ -78,7 +81,7 @@ class Config:
 
     models: tuple[str, ...] = chooses(MODELS)
     seeds: int = chooses(5)
-    gated_seeds: int = chooses(3)
+    gated_seeds: int = chooses(1)
     drift: float = chooses(0.02)  # of the variance of coefficients, at each position; 0 leaves these runs out
     drift_dims: int = chooses(8)
     steps: int = 1100
@@ -95,12 +98,12 @@ class Config:
     clip: float = 1.0
     evaluation_tasks: int = 500
     evaluations: int = 5  # during training
-    intention_gated: Gated = Gated()
-    sigma_intention_gated: Gated = Gated()
-    attention_gated: Gated = Gated()
-    linear_attention_gated: Gated = Gated()
-    delta_gated: Gated = Gated()
-    gated_delta_gated: Gated = Gated()
+    intention_gated: Gated = Gated(1e-2)
+    sigma_intention_gated: Gated = Gated(3e-3)
+    attention_gated: Gated = Gated(3e-3)
+    linear_attention_gated: Gated = Gated(3e-3)
+    delta_gated: Gated = Gated(3e-3)
+    gated_delta_gated: Gated = Gated(3e-3)
 
     def __post_init__(self) -> None:
         check(self, MODELS, dims=1, evaluation_tasks=2, gated_seeds=1, drift_dims=1)

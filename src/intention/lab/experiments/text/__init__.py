@@ -76,7 +76,7 @@ class Config:
     """Characters of a text."""
 
     models: tuple[str, ...] = chooses(MODELS)
-    seeds: int = chooses(5)  # of gated layers
+    seeds: int = chooses(2)  # of gated layers
     plain_seeds: int = chooses(2)
     parts: tuple[str, ...] = chooses(tuple(PARTS))  # of a gated layer, changed one at a time
     ablation_steps: int = chooses(300)
