@@ -22,6 +22,12 @@ The experiments of the paper.
   intention data list            data sets: list, fetch NAME, info NAME_OR_PATH
   intention embed DATA           features of images, once
 
+For example:
+
+  intention run computations_2d                    the paper's Figure 4, in a second
+  intention reproduce --only kabsch,in_context     two experiments, and a report
+  intention embed photos --out photos.npz          your own images: a folder for each class
+
 `intention COMMAND --help` and `intention run NAME --help` show the flags. Version {__version__}.
 """
 EXTRA = {"jinja2", "joblib", "markupsafe", "matplotlib", "numpy", "rich", "safetensors", "tensorboard", "tyro"}

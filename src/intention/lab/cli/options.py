@@ -19,7 +19,10 @@ Switch = tyro.conf.FlagCreatePairsOff[bool]
 Text = Annotated[str | None, tyro.conf.arg(metavar="TEXT")]
 Out = Annotated[
     Path | None,
-    tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: intention-results/PRESET, or PRESET-changed)"),
+    tyro.conf.arg(
+        metavar="DIR",
+        help_behavior_hint="(default: intention-results/PRESET; PRESET-DATA for own data, -changed for other sizes)",
+    ),
 ]
 
 

@@ -56,10 +56,13 @@ def percent(row: Row) -> str:
 
 
 def trained(rows: Sequence[Row]) -> str:
-    """How far, and what: "4000 steps × 2 episodes, Conv4 of width 64"."""
+    """How far, and what: "4000 steps × 2 episodes, Conv4 of width 64"; features have no encoder that is trained."""
     config = rows[0].config
+    done = f"{config.get('steps')} steps × {config.get('batch')} episodes"
+    if str(config.get("data", "")).endswith((".npz", "-features")):
+        return f"{done}, on frozen features"
     encoder = ENCODERS.get(config.get("encoder", ""), "unnamed encoder")
-    return f"{config.get('steps')} steps × {config.get('batch')} episodes, {encoder} of width {config.get('width')}"
+    return f"{done}, {encoder} of width {config.get('width')}"
 
 
 def steps_of(config: Json, model: str) -> int:
