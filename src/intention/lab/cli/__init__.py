@@ -28,6 +28,12 @@ Images of your own: a folder with one folder for each class.
   intention fewshot FOLDER       how well a few images tell the others apart, and which labels look wrong
   intention classify IMAGE...    labels from a few labelled images (--support FOLDER)
 
+For example:
+
+  intention run computations_2d                    the paper's Figure 4, in a second
+  intention reproduce --only kabsch,in_context     two experiments, and a report
+  intention embed photos --out photos.npz          your own images: a folder for each class
+
 `intention COMMAND --help` and `intention run NAME --help` show the flags. Version {__version__}.
 """
 EXTRA = {"jinja2", "joblib", "markupsafe", "matplotlib", "numpy", "rich", "safetensors", "tensorboard", "tyro"}

@@ -6,6 +6,8 @@ import csv
 import dataclasses
 import difflib
 import importlib
+import re
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -14,14 +16,14 @@ from typing import Any
 
 import torch
 
-from intention.lab import experiments
-from intention.lab.cli import options
+from intention.lab import data, experiments
+from intention.lab.cli import options, tables
 from intention.lab.cli.options import Usage
 from intention.lab.core import ranks, results
 from intention.lab.core.device import find as find_device
 from intention.lab.core.files import LabError
 from intention.lab.core.place import Place
-from intention.lab.experiments.base import HOLDS, PRESETS, UNTESTED, Claim, Experiment, Job, label, score, tally
+from intention.lab.experiments.base import PRESETS, Claim, Experiment, Job, score, tally
 from intention.lab.run import cluster, runner, search
 from intention.lab.run import sweep as sweeping
 from intention.lab.run.progress import Display, Tally, duration
@@ -48,6 +50,7 @@ def run(args: list[str]) -> int:
     experiment = experiments.find(name)
     flags, config = options.parse_with_config(options.Run, f"run {name}", experiment, rest)
     out = flags.out or _default_out(experiment, config, flags.preset)
+    _check_data(config)
     find_device(flags.device)
     tasks = _plan(experiment, config, flags.preset, out, flags.tensorboard, device=flags.device)
     _need("safetensors", *(["tensorboard"] if flags.tensorboard else []))
@@ -61,22 +64,15 @@ def run(args: list[str]) -> int:
             for task in todo:
                 _run_here(task, display)
     _summarise(tasks, runner.rows_file(out, name))
-    _say(f"rows are in {runner.rows_file(out, name)}")
+    _say(f"rows are in {runner.rows_file(out, name)}; next: intention report {shlex.quote(str(out))}")
     return 0
 
 
 def _summarise(tasks: Sequence[Task], path: Path) -> None:
     """The numbers that have no axis, of each model over its seeds."""
-    if not ranks.first():
-        return
-    runs = {task.job.id for task in tasks}
-    groups: dict[tuple[str, str], list[float | None]] = {}
-    for row in results.read(path):
-        if row.run in runs and row.x is None and row.value is not None:
-            groups.setdefault((row.metric, row.model), []).append(row.value)
-    for (metric, model), values in groups.items():
-        found = results.estimate(values)
-        print(f"{metric}, {label(model)}: {found} ({found.count} values)")
+    if ranks.first():
+        runs = {task.job.id for task in tasks}
+        print(*tables.numbers(row for row in results.read(path) if row.run in runs), sep="\n")
 
 
 def _run_here(task: Task, display: Display) -> None:
@@ -119,6 +115,7 @@ def sweep(args: list[str]) -> int:
     flags, config = options.parse_with_config(options.Sweep, f"sweep {name}", experiment, rest)
     _alone("sweep")
     out = flags.out or (RESULTS / "search" if flags.search else _default_out(experiment, config, flags.preset))
+    _check_data(config)
     try:
         jobs = search.jobs(experiment, config) if flags.search else None
     except ValueError as error:
@@ -193,11 +190,9 @@ def _write_report(folder: Path, rows: list[results.Row] | None) -> int:
     made = write_report(folder, rows)
     with (folder / "claims.csv").open(newline="", encoding="utf-8") as file:
         claims = list(csv.DictReader(file))
+    print(*tables.winners(results.read_folder(folder) if rows is None else rows), sep="\n")
     for ours, title in (("paper", "claims of the paper"), ("ours", "lines of our own")):
         some = [Claim(line["claim"], line["where"], "", line["verdict"]) for line in claims if line["ours"] == ours]
-        for line in claims:
-            if line["ours"] == ours and line["verdict"] not in (HOLDS, UNTESTED):
-                print(f"{line['verdict']}: {line['experiment']}: {line['claim']}")
         print(f"{title}: {', '.join(f'{count} {verdict}' for verdict, count in tally(some).items())}")
     for problem in made.problems:
         print(f"not shown in the report: {problem!r}", file=sys.stderr)
@@ -240,7 +235,21 @@ def _default_out(experiment: Experiment, config: Any, preset: str) -> Path:
         if not item.metadata.get("chooses")
         and getattr(config, item.name) != getattr(experiment.PRESETS[preset], item.name)
     ]
-    return RESULTS / (f"{preset}-changed" if changed else preset)
+    own = _own_data(config)
+    name = re.sub(r"[^\w.+=-]", "_", Path(own).stem or "data") if own else ""
+    return RESULTS / "-".join([preset, *([name] if own else []), *(["changed"] if changed else [])])
+
+
+def _own_data(config: Any) -> str:
+    """The path of the user's own images or features; "" where a known set is asked for, or none."""
+    wanted = str(getattr(config, "data", "") or "")
+    return "" if wanted in ("", "auto", *data.NAMES) else wanted
+
+
+def _check_data(config: Any) -> None:
+    """Data of the user that cannot be read are told before anything else."""
+    if own := _own_data(config):
+        data.load(own)
 
 
 def _need(*modules: str) -> None:
@@ -276,7 +285,9 @@ def _alone(command: str) -> None:
 
 def _count(tasks: Sequence[Task], todo: Sequence[Task], out: Path) -> str:
     there = len(tasks) - len(todo)
-    return f"{len(todo)} run(s) to do, {there} there already, in {out}"
+    seconds = sum(task.weight for task in todo)
+    cost = f"; about {duration(seconds)} on one core" if todo and all(task.measured for task in todo) else ""
+    return f"{len(todo)} run(s) to do, {there} there already, in {out}{cost}"
 
 
 def _tell_failures(failures: Sequence[sweeping.Failure]) -> int:

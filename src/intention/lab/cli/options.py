@@ -20,7 +20,10 @@ Device = Annotated[str, tyro.conf.arg(metavar="NAME")]
 Text = Annotated[str | None, tyro.conf.arg(metavar="TEXT")]
 Out = Annotated[
     Path | None,
-    tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: intention-results/PRESET, or PRESET-changed)"),
+    tyro.conf.arg(
+        metavar="DIR",
+        help_behavior_hint="(default: intention-results/PRESET; PRESET-DATA for own data, -changed for other sizes)",
+    ),
 ]
 
 

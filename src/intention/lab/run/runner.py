@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import torch
 
@@ -38,6 +38,7 @@ class Task:
     weight: float = 1.0  # seconds that it is expected to take; a guess
     search: bool = False  # a training that diverges is an answer, too
     device: str = "cpu"  # found where the run works: a worker may have others
+    measured: bool = False  # whether that guess comes from what its experiment says of the preset
 
     @property
     def id(self) -> str:
@@ -68,11 +69,27 @@ def plan(
     jobs = list({job.id: job for job in (experiment.jobs(config) if searched is None else searched)}.values())
     if not jobs:
         raise ValueError("this config asks for no runs")
-    known = expected_seconds(experiment, preset)
+    known = _seconds_of_a_run(experiment, preset, config)
     # where nothing was measured: a second and 5 milliseconds a step
-    weight = 1 + 0.005 * float(getattr(config, "steps", 0)) if known is None else known / len(jobs)
+    weight = 1 + 0.005 * float(getattr(config, "steps", 0)) if known is None else known
     out = out.absolute()  # a worker may have another working folder
-    return [Task(job, experiment, preset, out, tensorboard, weight, searched is not None, device) for job in jobs]
+    rest = (weight, searched is not None, device, known is not None)
+    return [Task(job, experiment, preset, out, tensorboard, *rest) for job in jobs]
+
+
+def _seconds_of_a_run(experiment: Experiment, preset: str, config: Any) -> float | None:
+    """The preset's time over the number of its runs, whatever part of them is asked for; steps count in proportion.
+
+    The preset's runs are counted without data: which set there is changes how long they take, but not their number.
+    """
+    known, usual = expected_seconds(experiment, preset), experiment.PRESETS[preset]
+    if known is None:
+        return None
+    if hasattr(usual, "data"):
+        usual = dataclasses.replace(usual, data="built-in")
+    steps, of = getattr(config, "steps", None), getattr(usual, "steps", None)
+    share = steps / of if isinstance(steps, int) and isinstance(of, int) and of > 0 else 1.0
+    return known / max(len(list(experiment.jobs(usual))), 1) * share
 
 
 def expected_seconds(experiment: Experiment, preset: str) -> float | None:

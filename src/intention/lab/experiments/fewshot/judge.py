@@ -74,8 +74,11 @@ def trained(rows: Sequence[Row], model: str = "intention") -> str:
     if "start" in net:
         what = "e_H and head on the frozen encoder" if net.get("frozen") else "all of it, from the encoder"
         return f"{net.get('steps')} steps × {net.get('tasks')} tasks, {what} {net['start']}"
+    done = f"{config.get('steps')} steps × {config.get('batch')} episodes"
+    if str(config.get("data", "")).endswith((".npz", "-features")):
+        return f"{done}, on frozen features"
     encoder = ENCODERS.get(config.get("encoder", ""), "unnamed encoder")
-    return f"{config.get('steps')} steps × {config.get('batch')} episodes, {encoder} of width {config.get('width')}"
+    return f"{done}, {encoder} of width {config.get('width')}"
 
 
 def steps_of(config: Json, model: str) -> int:
