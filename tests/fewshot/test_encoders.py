@@ -18,7 +18,7 @@ from intention.fewshot.encoders import (
     drop_squares,
     normalise,
 )
-from intention.fewshot.files import load_encoder, save_encoder
+from intention.fewshot.files import _path, _read, about_encoder, load_encoder, save_encoder
 
 
 def images(count: int, size: int = 28, channels: int = 3) -> Tensor:
@@ -208,3 +208,19 @@ def test_a_file_that_is_no_encoder_is_refused(wrong: str, tmp_path: Path) -> Non
     message = "there is no encoder .*'conv4'" if wrong == "absent" else "(?s)is not an encoder of ours.*save_encoder"
     with pytest.raises(FileNotFoundError if wrong == "absent" else ValueError, match=message):
         load_encoder(path)
+
+
+def test_the_shipped_encoder_says_what_it_is() -> None:
+    assert _path("conv4").stat().st_size <= 500_000
+    weights = _read(_path("conv4"))[1]
+    assert {w.dtype for w in weights.values() if w.is_floating_point()} == {torch.float16}
+    about = about_encoder("conv4")
+    assert {"data", "recipe", "epochs", "seed", "test", "accuracy", "interval", "classes"} <= set(about)
+    encoder = load_encoder("conv4")
+    assert not encoder.training
+    assert all(w.dtype == torch.float32 for w in encoder.parameters())
+    text = (Path(__file__).parents[2] / "docs" / "fewshot.md").read_text(encoding="utf-8")
+    accuracy, interval = about["accuracy"], about["interval"]
+    assert isinstance(accuracy, float)
+    assert isinstance(interval, float)
+    assert f"{100 * accuracy:.1f} ± {100 * interval:.1f}% (5-way 5-shot" in " ".join(text.split())

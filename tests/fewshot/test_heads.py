@@ -111,6 +111,23 @@ def _qda(x: np.ndarray, y: np.ndarray, query: np.ndarray) -> np.ndarray:
     return out - np.log(np.exp(out).sum(-1, keepdims=True))
 
 
+def test_kernels_solve_the_equations_of_the_ls_svm() -> None:
+    """Suykens: [0 1'; 1 k(K, K) + alpha I] [b; a] = [0; V], and k(q, K) a + b; a linear kernel is `LsSvm`."""
+    support, labels, query = data()
+    plain, linear = LsSvm(0.3)(support, labels, query), Kernel(kernels.Linear(), 0.3)(support, labels, query)
+    torch.testing.assert_close(linear, plain, atol=1e-8, rtol=1e-8)
+    found = Kernel(kernels.Gaussian(0.1), 0.3)(support, labels, query)
+    for task in range(B):
+        gram = torch.exp(-0.1 * torch.cdist(support[task], support[task]).square())
+        asked = torch.exp(-0.1 * torch.cdist(query[task], support[task]).square())
+        system = torch.zeros(N + 1, N + 1, dtype=torch.float64)
+        system[0, 1:] = system[1:, 0] = 1
+        system[1:, 1:] = gram + 0.3 * torch.eye(N)
+        value = 2.0 * nn.functional.one_hot(labels[task], C) - 1
+        solved = torch.linalg.solve(system, torch.cat([torch.zeros(1, C), value]).double())
+        torch.testing.assert_close(found[task], asked @ solved[1:] + solved[0], atol=1e-8, rtol=1e-8)
+
+
 def test_prototypes_are_nearest_means() -> None:
     support, labels, query = data()
     found = Prototypes()(support, labels, query).argmax(-1)

@@ -165,7 +165,7 @@ class FewShotClassifier:
             if not isinstance(images, Tensor) or images.dim() != 2 or not images.is_floating_point():
                 raise ValueError(
                     "without an encoder a tensor of features (n, d) of floating-point numbers is wanted, got "
-                    f"{_described(images)}; for images give an encoder: FewShotClassifier('conv4')"
+                    f"{_described(images)}; for images give one: FewShotClassifier('conv4')"
                 )
             found = images.detach()
         elif isinstance(self.encoder, Backbone):
