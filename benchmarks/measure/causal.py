@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import resource
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -23,6 +22,7 @@ import torch
 import torch.nn.functional as TF
 from torch import Tensor
 
+import ops
 from context import medians
 from intention import CausalState, causal_intention
 from intention import functional as F
@@ -267,7 +267,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     result: dict[str, Any] = json.loads(args.out.read_text()) if args.out.exists() else {}
-    result.update(torch=torch.__version__, machine=platform.machine())
+    result.update(ops.about())
     parts: dict[str, Callable[[], Any]] = {
         "memory": lambda: memory(args.steps),  # first: the peak is that of the process
         "accuracy": accuracy,

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import time
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from torch import Tensor
 
 import causal
 import ops
-from intention import native_info
 
 CALLS = {"intention": ops.ours, "sigma": ops.sigma, "causal": causal.ours}
 SHAPES = {
@@ -73,7 +71,6 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3.0, help="for each shape and pass")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    about = {"torch": torch.__version__, "machine": platform.machine(), "arch": native_info()["arch"]}
     rows: list[dict[str, Any]] = []
     for name, shapes in SHAPES.items():
         for shape in shapes:
@@ -92,7 +89,7 @@ def main() -> None:
                 )
                 rows.append({"call": name, "shape": shape, "pass": label, "threads": 1, "seconds": seconds})
     path = Path(__file__).parents[1] / "results" / "compiled.json"
-    path.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
+    path.write_text(json.dumps({**ops.about(), "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -22,7 +21,6 @@ from torch import Tensor
 
 import ops
 from intention import functional as F
-from intention import native_info
 
 POINTS = (16, 32, 48, 60, 64, 72, 100, 128, 256)  # d = k = 64, as many queries, 32 heads
 ALPHAS = (10.0, 1.0, 0.1, 1e-2, 1e-4)
@@ -95,8 +93,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0, help="for each shape and pass")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    result: dict[str, Any] = {"torch": torch.__version__, "machine": platform.machine(), "arch": native_info()["arch"]}
-    result |= {"padding": padding(args.seconds), "alphas": alphas(args.seconds)}
+    result: dict[str, Any] = {**ops.about(), "padding": padding(args.seconds), "alphas": alphas(args.seconds)}
     path = Path(__file__).parents[1] / "results" / "ladder.json"
     path.write_text(json.dumps(result, indent=1) + "\n")
 

@@ -3,14 +3,13 @@
     python benchmarks/measure/modules.py
 
 Inference is eval without gradients, where torch takes its fused path; training is forward and backward with dropout.
-All layers of a row are timed in turn within one run, one thread, and the medians are compared.
+All layers of a row are timed in turn within one run, in blocks of calls, one thread, and the medians are compared.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import platform
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,11 @@ from typing import Any
 import torch
 from torch import nn
 
+import ops
 from context import medians
 from intention.nn import InformerLayer
 
-SHAPES = [(16, 10, 256, 4), (8, 128, 256, 4), (2, 1024, 512, 8), (1, 4096, 512, 8)]
+SHAPES = [(16, 10, 256, 4), (16, 50, 256, 4), (8, 128, 256, 4), (2, 1024, 512, 8), (1, 4096, 512, 8)]
 MIXERS = ("attention", "sigma_intention", "intention")
 
 
@@ -59,7 +59,7 @@ def main() -> None:
             rows.append(row(shape, training, args.seconds))
             times = rows[-1]["seconds"]
             print(shape, rows[-1]["pass"], {k: round(v / times["torch"], 2) for k, v in times.items()}, flush=True)
-    result = {"torch": torch.__version__, "machine": platform.machine(), "layers": rows}
+    result = {**ops.about(), "layers": rows}
     (Path(__file__).parents[1] / "results" / "modules.json").write_text(json.dumps(result, indent=1) + "\n")
 
 

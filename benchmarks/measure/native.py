@@ -1,7 +1,7 @@
 """Compiled kernels against SDPA and against the same calls in torch, and the share of the processor's peak they reach.
 
     python benchmarks/measure/native.py                     # 1 and 2 threads, many minutes; --seconds .3 makes it 6
-    python benchmarks/measure/native.py --only heads        # one part, the rest kept
+    python benchmarks/measure/native.py --only heads --threads 2    # one part, the rest kept
 
 Medians within one run, accuracy ladder and checks on. Results go to benchmarks/results/native.json.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -129,13 +128,14 @@ def main() -> None:
         raise SystemExit(f"there is nothing to measure: {info['reason']}")
     path = Path(__file__).parents[1] / "results" / "native.json"
     result = json.loads(path.read_text()) if args.only and path.exists() else {}
-    result |= {"torch": torch.__version__, "machine": platform.machine(), "arch": info["arch"], "peak": {}}
+    result |= {**ops.about(), "peak": result.get("peak", {})}
     result["goals"] = [{"shape": shape, "prototype": goal[0], "aim": goal[1]} for shape, goal in GOALS.items()]
     for threads in args.threads:
         torch.set_num_threads(threads)
         result["peak"][str(threads)] = peak()
     for name in [args.only] if args.only else parts:
-        result[name] = [row for threads in args.threads for row in parts[name](threads, args.seconds)]
+        kept = [row for row in result.get(name, []) if row["threads"] not in args.threads]
+        result[name] = kept + [row for threads in args.threads for row in parts[name](threads, args.seconds)]
         path.write_text(json.dumps(result, indent=1) + "\n")
 
 

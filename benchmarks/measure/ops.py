@@ -1,7 +1,8 @@
 """Forward and forward+backward against attention and the code a user would write.
 
     python benchmarks/measure/ops.py                # the ten shapes at 1 and 2 threads, growth in N, peak memory
-    python benchmarks/measure/ops.py --quick        # fewer repetitions
+    python benchmarks/measure/ops.py --quick        # fewer repetitions: 9 minutes
+    python benchmarks/measure/ops.py --quick --only ops --threads 1     # a part of it, the rest kept
 
 Every method of a shape is timed in turn within one run and the medians are compared: these are ratios, not records. The
 accuracy ladder and all input checks are on. Results go to benchmarks/results/ops.json.
@@ -74,6 +75,15 @@ def ours(q: Tensor, k: Tensor, v: Tensor) -> Any:
 
 def sigma(q: Tensor, k: Tensor, v: Tensor) -> Any:
     return F.sigma_intention(q, k, v, alpha=ALPHA)
+
+
+def about() -> dict[str, str | None]:
+    """What the figures of a run depend on."""
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.exists() else []
+    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
+    machine = f"{names[0] if names else platform.processor()} ({platform.machine()}, {os.cpu_count()} cores)"
+    return {"torch": torch.__version__, "machine": machine, "arch": intention.native_info()["arch"]}
 
 
 SDPA: Call = TF.scaled_dot_product_attention
@@ -281,23 +291,16 @@ def main() -> None:
     args = parser.parse_args()
     seconds = 0.5 if args.quick else 4.0
     kept = json.loads(args.out.read_text()) if args.only and args.out.exists() else {}
-    about: dict[str, Any] = {
-        "torch": torch.__version__,
-        "intention": intention.__version__,
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {torch.backends.cpu.get_cpu_capability()}",
-        "alpha": ALPHA,
-        "dtype": "float32",
-    }
     parts: dict[str, Callable[[], Any]] = {
         "ops": lambda: merged(
-            kept.get("ops", []) if args.shape else [],
+            kept.get("ops", []) if args.only else [],
             [row for threads in args.threads for row in ops(threads, seconds, args.shape)],
         ),
         "growth": lambda: growth(seconds / 2),
         "memory": memory,
         "profile": profile,
     }
-    result = {**kept, **about}
+    result = {**kept, **about(), "intention": intention.__version__, "alpha": ALPHA, "dtype": "float32"}
     args.out.parent.mkdir(parents=True, exist_ok=True)
     for name in [args.only] if args.only else parts:
         result[name] = parts[name]()

@@ -31,9 +31,10 @@ class Arena {
         used = wanted = 0;
     }
 
+    // Of nothing too there is a piece: memset and memcpy must not get a null pointer.
     template <class T>
     T* take(Int count) {
-        const std::size_t bytes = (std::size_t(count) * sizeof(T) + ALIGNED - 1) / ALIGNED * ALIGNED;
+        const std::size_t bytes = (std::size_t(larger<Int>(count, 1)) * sizeof(T) + ALIGNED - 1) / ALIGNED * ALIGNED;
         wanted += bytes;
         if (used + bytes <= capacity) {
             used += bytes;
