@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as nnf
 
-from intention.fewshot import encoders
+from intention.fewshot import encoders, files
 from intention.fewshot.encoders import (
     KINDS,
     Conv4,
@@ -208,3 +208,15 @@ def test_a_file_that_is_no_encoder_is_refused(wrong: str, tmp_path: Path) -> Non
     message = "there is no encoder .*'conv4'" if wrong == "absent" else "(?s)is not an encoder of ours.*save_encoder"
     with pytest.raises(FileNotFoundError if wrong == "absent" else ValueError, match=message):
         load_encoder(path)
+
+
+def test_an_encoder_is_found_by_its_name_in_a_clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "CLONE", tmp_path)
+    (tmp_path / "encoders").mkdir()
+    save_encoder(tmp_path / "encoders" / "resnet12.safetensors", encoders.build("resnet12", 28, 3, 2))
+    with pytest.raises(FileNotFoundError, match=r"there is no encoder 'resnet12'.*a name in .*encoders"):
+        load_encoder("resnet12")  # not a clone
+    (tmp_path / "pyproject.toml").touch()
+    assert load_encoder("resnet12").d == 16
+    with pytest.raises(FileNotFoundError, match=r"there is no encoder '../encoders/resnet12'"):
+        load_encoder("../encoders/resnet12")
