@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as nnf
 
-from intention.fewshot import encoders
+from intention.fewshot import encoders, files
 from intention.fewshot.encoders import (
     KINDS,
     Conv4,
@@ -224,3 +224,15 @@ def test_the_shipped_encoder_says_what_it_is() -> None:
     assert isinstance(accuracy, float)
     assert isinstance(interval, float)
     assert f"{100 * accuracy:.1f} ± {100 * interval:.1f}% (5-way 5-shot" in " ".join(text.split())
+
+
+def test_an_encoder_is_found_by_its_name_in_a_clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "CLONE", tmp_path)
+    (tmp_path / "encoders").mkdir()
+    save_encoder(tmp_path / "encoders" / "resnet12.safetensors", encoders.build("resnet12", 28, 3, 2))
+    with pytest.raises(FileNotFoundError, match=r"there is no encoder 'resnet12'.*a name in .*encoders"):
+        load_encoder("resnet12")  # not a clone
+    (tmp_path / "pyproject.toml").touch()
+    assert load_encoder("resnet12").d == 16
+    with pytest.raises(FileNotFoundError, match=r"there is no encoder '../encoders/resnet12'"):
+        load_encoder("../encoders/resnet12")

@@ -1,20 +1,23 @@
 """The training step of every experiment on a GPU: fake CUDA tensors, where what is left on the CPU raises.
 
 Without a GPU torch's autograd engine crashes on fake CUDA tensors: the loss is computed without gradients, and the
-optimiser's step is made with gradients of the right shapes.
+optimiser's step is made with gradients of the right shapes. The causal solve chooses its way by values, which fake
+tensors do not have: models with it are left out.
 """
 
 from __future__ import annotations
 
 import importlib
+import traceback
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
+from intention import _checks as checks
 from intention.lab import experiments
 from intention.lab.core import train as training
 from intention.lab.core.device import moved
@@ -24,6 +27,7 @@ from intention.lab.experiments.base import Experiment, Job
 GPU = torch.device("cuda", 0)
 PLACES = {"fewshot": "fewshot.training", "fewshot_resnet": "fewshot.training", "fewshot_latent": "fewshot.training"}
 UNTRAINED = ("computations_2d", "normalisation", "slowdown")
+WAY = 5  # classes of a few-shot task
 TRAINED = [name for name in experiments.NAMES if name not in UNTRAINED]
 
 
@@ -72,14 +76,14 @@ def put_on_gpu(model: nn.Module) -> None:
 
 @pytest.fixture
 def without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stand-ins for three calls that ask a CUDA that is not there, also of fake tensors: each gives the right shape.
+    """Stand-ins for calls that ask a CUDA that is not there, also of fake tensors, or read values: right in shape.
 
-    A number that is read is 0: of a condition it says that the plain solve is accurate.
+    A number that is read is 0, which of a condition says that the plain solve is accurate; what is asked is not so.
     """
     getitem = Tensor.__getitem__
 
     def item(x: Tensor) -> float:
-        return 0.0
+        return 0.0 if x.device.type == "cuda" else 1.0  # the optimiser's count of its steps is on the CPU
 
     def indexed(x: Tensor, key: Any) -> Tensor:
         if x.device.type != "cuda":
@@ -94,11 +98,25 @@ def without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
         assert {one.device for one in held} <= {x.device}
         return torch.empty_like(x)
 
+    def one_hot(labels: Tensor, num_classes: int = WAY) -> Tensor:
+        return torch.empty((*labels.shape, num_classes), dtype=torch.long, device=labels.device)
+
+    def copied(x: Tensor, other: Tensor, non_blocking: bool = False) -> Tensor:
+        assert x.device == other.device
+        return x
+
+    for check in ("decay", "positive_channels"):  # they read values, of which there are none
+        monkeypatch.setattr(checks, check, lambda x: None)
     monkeypatch.setattr(Tensor, "__getitem__", indexed)
+    monkeypatch.setattr(Tensor, "__setitem__", lambda x, key, value: None)
+    monkeypatch.setattr(Tensor, "copy_", copied)
+    monkeypatch.setattr(nn.functional, "one_hot", one_hot)
     monkeypatch.setattr(nn.functional, "batch_norm", batch_norm)
-    monkeypatch.setattr(Tensor, "item", item)
+    for name, kind in (("item", float), ("__float__", float), ("__int__", int), ("__bool__", bool)):
+        monkeypatch.setattr(Tensor, name, lambda x, kind=kind: kind(item(x)))
 
 
+@pytest.mark.filterwarnings("ignore:CUDA is not available")  # torch's, of autocast
 @pytest.mark.parametrize("name", TRAINED)
 def test_the_training_step_stays_on_the_device(name: str, monkeypatch: pytest.MonkeyPatch, request: Any) -> None:
     experiment = experiments.find(name)
@@ -106,14 +124,28 @@ def test_the_training_step_stays_on_the_device(name: str, monkeypatch: pytest.Mo
     assert steps
     batches = [sample(plan.batch, torch.Generator().manual_seed(0)) for _, sample, _, plan in steps]
     request.getfixturevalue("without_cuda")
+    stepped = 0
     for (model, _, loss, plan), batch in zip(steps, batches, strict=True):
         with FakeTensorMode() as mode, torch.no_grad():
             put_on_gpu(model)
             fake: Any = type(batch)(*(mode.from_tensor(part) for part in batch))
-            out: Tensor = loss(model, moved(fake, GPU))
+            try:
+                out: Tensor = loss(model, moved(fake, GPU))
+            except (RuntimeError, DataDependentOutputException) as error:
+                if not _chooses_by_values(error):
+                    raise
+                continue
             assert out.device == GPU
             assert out.shape == ()
             _take_a_step(model, plan)
+            stepped += 1
+    assert stepped
+
+
+def _chooses_by_values(error: Exception) -> bool:
+    """Whether it comes from the causal solve, whose ways depend on values that fake tensors do not have."""
+    text = "".join(traceback.format_exception(error))
+    return "/solve/causal/" in text and ("not linked" in text or isinstance(error, DataDependentOutputException))
 
 
 def _take_a_step(model: nn.Module, plan: training.Plan) -> None:
