@@ -71,7 +71,8 @@ def _summarise(tasks: Sequence[Task], path: Path) -> None:
     """The numbers that have no axis, of each model over its seeds."""
     if ranks.first():
         runs = {task.job.id for task in tasks}
-        print(*tables.numbers(row for row in results.read(path) if row.run in runs), sep="\n")
+        for line in tables.numbers(row for row in results.read(path) if row.run in runs):
+            print(line)
 
 
 def _run_here(task: Task, display: Display) -> None:
@@ -185,7 +186,8 @@ def _write_report(folder: Path, rows: list[results.Row] | None) -> int:
     with (folder / "claims.csv").open(newline="", encoding="utf-8") as file:
         claims = list(csv.DictReader(file))
     count = Counter(claim["verdict"] for claim in claims)
-    print(*tables.winners(results.read_folder(folder) if rows is None else rows), sep="\n")
+    for line in tables.winners(results.read_folder(folder) if rows is None else rows):
+        print(line)
     print(f"claims of the paper: {', '.join(f'{count[verdict]} {verdict}' for verdict in VERDICTS)}")
     for problem in made.problems:
         print(f"not shown in the report: {problem!r}", file=sys.stderr)
