@@ -90,7 +90,7 @@ def sampler(name: str, steps: int) -> list[dict[str, Any]]:
     for model in config.models:
         spent = {"sampler": 0.0, "step": 0.0}
 
-        def timed(wrapped: Any, state: Any, sample: Any, loss: Any, plan: Any, spent: Any = spent) -> float:
+        def timed(wrapped: Any, state: Any, sample: Any, *rest: Any, spent: Any = spent) -> float:
             def clocked(batch: int, generator: torch.Generator) -> Any:
                 start = time.perf_counter()
                 episode = sample(batch, generator)
@@ -100,7 +100,7 @@ def sampler(name: str, steps: int) -> list[dict[str, Any]]:
             if state.step == 10:  # the first steps warm up
                 spent.update(sampler=0.0, step=0.0)
             start = time.perf_counter()
-            value = plain(wrapped, state, clocked, loss, plan)
+            value = plain(wrapped, state, clocked, *rest)
             spent["step"] += time.perf_counter() - start
             return value
 

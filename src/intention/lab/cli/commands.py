@@ -72,7 +72,8 @@ def _summarise(tasks: Sequence[Task], path: Path) -> None:
     """The numbers that have no axis, of each model over its seeds."""
     if ranks.first():
         runs = {task.job.id for task in tasks}
-        print(*tables.numbers(row for row in results.read(path) if row.run in runs), sep="\n")
+        for line in tables.numbers(row for row in results.read(path) if row.run in runs):
+            print(line)
 
 
 def _run_here(task: Task, display: Display) -> None:
@@ -190,7 +191,8 @@ def _write_report(folder: Path, rows: list[results.Row] | None) -> int:
     made = write_report(folder, rows)
     with (folder / "claims.csv").open(newline="", encoding="utf-8") as file:
         claims = list(csv.DictReader(file))
-    print(*tables.winners(results.read_folder(folder) if rows is None else rows), sep="\n")
+    for line in tables.winners(results.read_folder(folder) if rows is None else rows):
+        print(line)
     for ours, title in (("paper", "claims of the paper"), ("ours", "lines of our own")):
         some = [Claim(line["claim"], line["where"], "", line["verdict"]) for line in claims if line["ours"] == ours]
         print(f"{title}: {', '.join(f'{count} {verdict}' for verdict, count in tally(some).items())}")
