@@ -78,7 +78,9 @@ def test_no_state_is_too_hard(name):
         given = {key: getattr(field, end) for key, field in scene.fields.items() if isinstance(field, Number)}
         for key, field in scene.fields.items():
             if isinstance(field, Points):
-                row = drawn(Points(field.columns, ((),), 1, 1), chance)[0]
+                rows = drawn(Points(field.columns, ((),), 1, 1), chance)
+                assert isinstance(rows, list)
+                row = rows[0]
                 for count in {field.least, min(max(field.least, 1), field.most), field.most}:
                     json.dumps(
                         scene.compute(fields.check(scene.fields, {**given, key: [row] * count})), allow_nan=False
