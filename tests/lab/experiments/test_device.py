@@ -1,4 +1,4 @@
-"""The training step of every experiment on a GPU: fake CUDA tensors, where what is left on the CPU raises.
+"""The training step of experiments on a GPU: fake CUDA tensors, where what is left on the CPU raises.
 
 Without a GPU torch's autograd engine crashes on fake CUDA tensors: the loss is computed without gradients, and the
 optimiser's step is made with gradients of the right shapes. The causal solve chooses its way by values, which fake
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import traceback
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -26,9 +26,9 @@ from intention.lab.experiments.base import Experiment, Job
 
 GPU = torch.device("cuda", 0)
 PLACES = {"fewshot": "fewshot.training", "fewshot_resnet": "fewshot.training", "fewshot_latent": "fewshot.training"}
-UNTRAINED = ("computations_2d", "normalisation", "slowdown")
 WAY = 5  # classes of a few-shot task
-TRAINED = [name for name in experiments.NAMES if name not in UNTRAINED]
+# not seen: few-shot images and language models call more of what needs a CUDA, also of fake tensors
+TRAINED = ("layers", "scaling", "sine", "pixels", "policy", "kabsch", "anomaly", "stability")
 
 
 class Stopped(Exception):
@@ -36,13 +36,16 @@ class Stopped(Exception):
 
 
 def tiny(experiment: Experiment) -> Any:
+    """The quick preset, with hardly anything to evaluate before the training begins."""
     config = experiment.PRESETS["quick"]
-    return replace(config, data="built-in") if hasattr(config, "data") else config
+    few = {item.name: 4 for item in fields(config) if item.name.startswith("evaluation_") and item.type == "int"}
+    return replace(config, **few, **({"data": "built-in"} if hasattr(config, "data") else {}))
 
 
 def first_jobs(experiment: Experiment) -> list[Job]:
-    """One run of each model."""
-    return list({job.model: job for job in experiment.jobs(tiny(experiment))}.values())
+    """One run of each model; not of MAML on images, whose gradients inside the loss need the engine that crashes."""
+    found = {job.model: job for job in experiment.jobs(tiny(experiment))}
+    return [job for job in found.values() if job.experiment != "fewshot" or not job.model.startswith("maml")]
 
 
 def captured(experiment: Experiment, job: Job, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, ...] | None:

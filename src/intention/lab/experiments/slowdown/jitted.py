@@ -31,6 +31,7 @@ def seconds(arrays: Sequence[Any], clock: Callable[[Callable[[], object]], float
 def _jax() -> Any:
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     os.environ.setdefault("XLA_FLAGS", FLAGS)
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # of scipy's LAPACK, which JAX calls for an inverse
     try:
         import jax
     except ImportError:
