@@ -305,7 +305,7 @@ def main() -> None:
     for name in [args.only] if args.only else parts:
         result[name] = parts[name]()
         args.out.write_text(json.dumps(result, indent=1) + "\n")  # after each part: a later one may take long
-    print(f"\nwritten to {args.out}; `python benchmarks/pages/table.py` puts it into README and docs")
+    print(f"\nwritten to {args.out}; `python benchmarks/pages/table.py` puts it into docs")
 
 
 if __name__ == "__main__":

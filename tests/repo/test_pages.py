@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import inspect
+import json
 import re
 import subprocess
 import sys
@@ -48,6 +49,24 @@ def test_the_readme_is_short():
     assert first < 500  # the picture comes first
     for picture in re.findall(r'src(?:set)?="([^"]+)"', "\n".join(lines)):
         assert (ROOT / picture).exists(), picture
+
+
+def test_pictures_show_the_numbers_beside_them():
+    """`python tools/hero.py --draw`, `python benchmarks/pages/speed_figure.py` and `python tools/badges.py`."""
+    pictures = DOCS / "pictures"
+    for name in ("hero", "hero-dark"):
+        text = (pictures / f"{name}.svg").read_text()
+        for answer in json.loads((pictures / "hero.json").read_text()).values():
+            times = answer["errors"][0] / answer["errors"][1]
+            assert f"error {times:.0f} times" in text or f"error {times:.1f} times" in text
+    rows = json.loads((ROOT / "benchmarks" / "results" / "native.json").read_text())["heads"]
+    last = [row for row in rows if row["threads"] == 1 and row["shape"][1] == 65536]
+    for row in last:
+        times = row["seconds"]["sdpa"] / row["seconds"]["native"]
+        assert f"{times:.0f}×" in (pictures / "speed.svg").read_text()
+    badges = load("badges")
+    assert badges.FILE.read_text() == badges.draw()
+    assert len(badges.facts()) == 4
 
 
 def anchor(title):
