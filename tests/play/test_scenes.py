@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import socket
 import subprocess
 import sys
 import warnings
@@ -187,6 +188,15 @@ def test_beyond_this_machine_a_token_is_asked_for():
     listener = command.bind("0.0.0.0", 0)
     try:
         assert "?token=abc#line" in command.address(listener, command.Access("abc"), "#line")
+    finally:
+        listener.close()
+
+
+def test_an_answer_does_not_wait_for_the_one_before():
+    """asyncio sends at once what is of a socket that says that it is TCP; otherwise each answer takes 40 ms more."""
+    listener = command.bind("127.0.0.1", 0)
+    try:
+        assert listener.proto == socket.IPPROTO_TCP
     finally:
         listener.close()
 
