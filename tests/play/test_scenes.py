@@ -181,10 +181,10 @@ def test_the_server_starts_answers_and_stops_cleanly():
         address = line.removeprefix("intention play: ").split("#")[0]
         assert address.startswith("http://127.0.0.1:")
         assert line.strip().endswith("/#line?alpha=-1")
-        with urllib.request.urlopen(address, timeout=20) as page:
+        with urllib.request.urlopen(address, timeout=60) as page:
             assert b"Intention play" in page.read()
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=60)
     assert process.returncode == 0
     assert out.strip().endswith("stopped")
     assert err == ""
