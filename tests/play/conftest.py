@@ -12,13 +12,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("starlette", reason="needs the extra play")
-pytest.importorskip("uvicorn", reason="needs the extra play")
-
-import uvicorn
-
-from intention.play import command, server
-
 SIZE = {"width": 1280, "height": 900}
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
 
@@ -26,6 +19,9 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "-
 @pytest.fixture(scope="session")
 def address() -> Iterator[str]:
     """http://127.0.0.1:PORT of a running server."""
+    uvicorn = pytest.importorskip("uvicorn", reason="needs the extra play")
+    from intention.play import command, server
+
     listener = command.bind("127.0.0.1", 0)
     running = uvicorn.Server(uvicorn.Config(server.app(), log_level="error", ws="none"))
     thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]}, daemon=True)

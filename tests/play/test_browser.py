@@ -7,6 +7,8 @@ import math
 import pytest
 import torch
 
+pytest.importorskip("starlette", reason="needs the extra play")
+
 from intention import features, fit, kernels
 from intention.play import fields
 from intention.play.scenes import SCENES

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import socket
 import subprocess
 import sys
 import warnings
+import zipfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +21,8 @@ from intention.lab import cli
 from intention.play import command, export, fields, models
 from intention.play.fields import Choice, Digits, Flag, Number, Points, Wrong
 from intention.play.scenes import SCENES
+
+ROOT = Path(__file__).parents[2]
 
 
 def drawn(field, chance):
@@ -30,13 +36,14 @@ def drawn(field, chance):
     if isinstance(field, Digits):
         return chance.choice(["", "".join(chance.choice("0123456789abcdef") for _ in range(field.length))])
     count = chance.choice([field.least, min(field.least + 1, field.most), field.most, len(field.default)])
-    whole = [column == "class" for column, *_ in field.columns]
+    return [row_of(field, chance) for _ in range(count)]
+
+
+def row_of(field, chance):
+    """A row of points; a class is a whole number."""
     return [
-        [
-            float(chance.randint(int(low), int(high))) if flag else round(chance.uniform(low, high), 2)
-            for flag, (_, low, high) in zip(whole, field.columns, strict=True)
-        ]
-        for _ in range(count)
+        float(chance.randint(int(low), int(high))) if column == "class" else round(chance.uniform(low, high), 2)
+        for column, low, high in field.columns
     ]
 
 
@@ -78,9 +85,7 @@ def test_no_state_is_too_hard(name):
         given = {key: getattr(field, end) for key, field in scene.fields.items() if isinstance(field, Number)}
         for key, field in scene.fields.items():
             if isinstance(field, Points):
-                rows = drawn(Points(field.columns, ((),), 1, 1), chance)
-                assert isinstance(rows, list)
-                row = rows[0]
+                row = row_of(field, chance)
                 for count in {field.least, min(max(field.least, 1), field.most), field.most}:
                     json.dumps(
                         scene.compute(fields.check(scene.fields, {**given, key: [row] * count})), allow_nan=False
@@ -176,10 +181,10 @@ def test_the_server_starts_answers_and_stops_cleanly():
         address = line.removeprefix("intention play: ").split("#")[0]
         assert address.startswith("http://127.0.0.1:")
         assert line.strip().endswith("/#line?alpha=-1")
-        with urllib.request.urlopen(address, timeout=20) as page:
+        with urllib.request.urlopen(address, timeout=60) as page:
             assert b"Intention play" in page.read()
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=60)
     assert process.returncode == 0
     assert out.strip().endswith("stopped")
     assert err == ""
@@ -193,6 +198,15 @@ def test_beyond_this_machine_a_token_is_asked_for():
         listener.close()
 
 
+def test_an_answer_does_not_wait_for_the_one_before():
+    """asyncio sends at once what is of a socket that says that it is TCP; otherwise each answer takes 40 ms more."""
+    listener = command.bind("127.0.0.1", 0)
+    try:
+        assert listener.proto == socket.IPPROTO_TCP
+    finally:
+        listener.close()
+
+
 @pytest.mark.parametrize(("task", "name"), [(task, name) for task, names in models.NAMES.items() for name in names])
 def test_a_model_that_is_shipped_is_small_and_tells_how_it_was_trained(task, name):
     assert models.file(task, name).stat().st_size <= 300_000
@@ -202,3 +216,16 @@ def test_a_model_that_is_shipped_is_small_and_tells_how_it_was_trained(task, nam
     assert about["data"].startswith(("y = a sin(x - b)", "built-in glyphs"))
     ours, start = (dict(make(task, name).named_parameters()) for make in (models.trained, models.untrained))
     assert any(not torch.equal(ours[key], start[key]) for key in ours)
+
+
+def test_a_wheel_holds_the_page_and_the_models(tmp_path):
+    hatchling = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    environment = {**os.environ, "INTENTION_NATIVE": "0"}
+    subprocess.run(hatchling, cwd=ROOT, env=environment, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as opened:
+        held = {name for name in opened.namelist() if name.startswith("intention/play/") and not name.endswith(".py")}
+    folder = ROOT / "src" / "intention" / "play"
+    there = [*(folder / "static").rglob("*.*"), *(folder / "weights").glob("*.*")]
+    assert held == {f"intention/play/{path.relative_to(folder).as_posix()}" for path in there}
+    assert len(there) >= 25

@@ -82,8 +82,11 @@ def play(flags: Flags) -> int:
 def bind(host: str, port: int) -> socket.socket:
     """A socket that listens, so that the address is known before the server starts."""
     try:
-        family, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        listener = socket.socket(family, socket.SOCK_STREAM)
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        family, kind, protocol, _, where = found
+        listener = socket.socket(
+            family, kind, protocol
+        )  # without its protocol asyncio leaves Nagle on: 40 ms an answer
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(where)
         listener.listen(128)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -77,8 +78,9 @@ def app(access: Access | None = None) -> Starlette:
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        worker.pool.submit(warm)
+        warming = asyncio.create_task(warm(worker))
         yield
+        warming.cancel()
         worker.pool.shutdown(wait=False, cancel_futures=True)
 
     routes = [
@@ -91,11 +93,12 @@ def app(access: Access | None = None) -> Starlette:
     return Starlette(routes=routes, middleware=[guard], exception_handlers=handlers, lifespan=lifespan)
 
 
-def warm() -> None:
-    """The first call of each is slow, and somebody waits for it."""
+async def warm(worker: Worker) -> None:
+    """The first call of each is slow, and somebody waits for it. One by one: a question comes in between."""
     for scene in SCENES.values():
         with contextlib.suppress(Exception):  # told when it is asked
-            scene.compute(fields.check(scene.fields, {}))
+            state = fields.check(scene.fields, {})
+            await asyncio.get_running_loop().run_in_executor(worker.pool, functools.partial(scene.compute, state))
 
 
 async def body(request: Request) -> bytes:

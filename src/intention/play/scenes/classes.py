@@ -17,7 +17,7 @@ from intention.play.scenes.drawing import regions
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-REACH, GRID, MOST, CLASSES = 3.0, 61, 120, 3
+REACH, GRID, MOST, CLASSES = 3.0, 51, 120, 3
 PANELS = {
     "ls_svm": Panel("LS-SVM", "Q (KᵀK + [alpha:α] I)⁻¹ Kᵀ V, V = ±1, centred", "intention"),
     "lda": Panel("LDA", "Q (S + [alpha:α] I)⁻¹ mᶜ − ½ mᶜᵀ(S + [alpha:α] I)⁻¹ mᶜ", "intention_lda"),
@@ -87,7 +87,7 @@ def answer(state: State) -> Json:
     names = torch.tensor(there)
     for name, solve in classifiers(state).items():
         model = solve(key, value)
-        out["found"][name] = "".join(map(str, names[model.predict(query)].tolist()))
+        out["found"][name] = bytes((names + ord("0"))[model.predict(query)].tolist()).decode()
         out["wrong"][name] = int((model.predict(key) != value.argmax(-1)).sum())
         out["suspects"][name] = (left_out(name, state, key, value) != value.argmax(-1)).nonzero()[:, 0].tolist()
     return out
