@@ -12,13 +12,23 @@ from intention.lab.core import results
 from intention.lab.core.results import Row
 from intention.lab.experiments.stability.claims import errors
 from intention.lab.report.figures import standalone
-from intention.lab.report.sections import Section, section
+from intention.lab.report.sections import Drawn, Section, section
 from table import fill, markdown
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = (ROOT / "results" / "standard", ROOT / "results" / "real")
-SHORT = {"computations_2d": 1, "normalisation": 1, "policy": 1}  # experiment -> which of its claims, if not the first
-FIGURES = ("sine", "policy", "kabsch", "scaling", "pixels", "in_context")  # the first figure of each
+# experiment -> which of its claims, if not the first
+SHORT = {"computations_2d": 1, "normalisation": 1, "policy": 1, "text": 6}
+FIGURES = {  # experiment -> how the title of its figure begins: "" is the first one
+    **dict.fromkeys(("sine", "policy", "kabsch", "scaling", "pixels", "in_context"), ""),
+    "text": "Plain and gated layers",
+}
+TABLES = {  # marker in docs/sequences.md -> experiment, how the title of its table begins
+    "bits": ("text", "The same as numbers"),
+    "parts": ("text", "What the parts are worth"),
+    "regression": ("in_context", "The same as numbers"),
+    "drift": ("in_context", "Drift as numbers"),
+}
 
 
 def rows() -> list[Row]:
@@ -67,6 +77,23 @@ def forgetting(rows: list[Row]) -> str:
     return markdown(head, body)
 
 
+def tables(found: list[Section]) -> dict[str, str]:
+    """docs/sequences.md: what was trained, by marker."""
+    made = {}
+    for marker, (name, title) in TABLES.items():
+        figure = _figure(found, name, title)
+        assert figure.table is not None
+        head, *body = ([_cell(text) for text in line] for line in figure.table)
+        made[marker] = markdown(head, body)
+    return made
+
+
+def _figure(found: list[Section], name: str, title: str) -> Drawn:
+    """The first drawing, or the first one whose title begins like this."""
+    figures = next(one.figures for one in found if one.name == name)
+    return next(one for one in figures if one.title.startswith(title) and (title or one.svg))
+
+
 def _left(table: str) -> str:
     return table.replace("---:", "---")
 
@@ -80,12 +107,14 @@ def main() -> None:
     fill(ROOT / "docs" / "lab.md", "claims", claims(found))
     fill(ROOT / "README.md", "results", short(found))
     fill(ROOT / "docs" / "sequences.md", "errors", forgetting(rows()))
+    for marker, table in tables(found).items():
+        fill(ROOT / "docs" / "sequences.md", marker, table)
     folder = ROOT / "docs" / "lab"
     folder.mkdir(exist_ok=True)
-    for one in found:
-        if one.name in FIGURES:
-            svg = next(figure.svg for figure in one.figures if figure.svg)
-            (folder / f"{one.name}.svg").write_bytes(standalone(svg))
+    for name, title in FIGURES.items():
+        svg = _figure(found, name, title).svg
+        assert svg is not None
+        (folder / f"{name}.svg").write_bytes(standalone(svg))
 
 
 if __name__ == "__main__":

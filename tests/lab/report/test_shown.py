@@ -55,6 +55,9 @@ def test_pages_show_these_rows(load: Any, rows: list[results.Row]) -> None:
     found = made.sections(rows)
     for page, text in ((ROOT / "docs" / "lab.md", made.claims(found)), (ROOT / "README.md", made.short(found))):
         assert text in page.read_text(encoding="utf-8"), f"{page.name}: run python benchmarks/pages/lab_results.py"
+    sequences = (ROOT / "docs" / "sequences.md").read_text(encoding="utf-8")
+    for marker, text in {"errors": made.forgetting(rows), **made.tables(found)}.items():
+        assert f"<!-- {marker} -->\n\n{text}" in sequences, f"{marker}: run python benchmarks/pages/lab_results.py"
     for name in made.FIGURES:
         assert (ROOT / "docs" / "lab" / f"{name}.svg").exists()
 
