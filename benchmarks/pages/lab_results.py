@@ -19,12 +19,15 @@ from intention.lab.experiments.compare import by_model
 from intention.lab.experiments.stability.claims import errors
 from intention.lab.report.cards import SHOWN
 from intention.lab.report.figures import standalone
-from intention.lab.report.sections import Section, section
+from intention.lab.report.sections import Drawn, Section, section
 from table import fill, markdown
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = (ROOT / "results" / "standard", ROOT / "results" / "real")
 GROUPS = (("Claims of the paper", False), ("Lines of our own", True))
+
+
+GATED = tuple(f"{name}_gated" for name in ("attention", "linear_attention", "delta", "gated_delta"))
 
 
 class Task(NamedTuple):
@@ -37,6 +40,7 @@ class Task(NamedTuple):
     x: float | None = None
     data: Mapping[str, str | int] = {}
     form: str = ".2g"
+    own: str = "intention"
 
 
 TASKS = (
@@ -45,10 +49,14 @@ TASKS = (
     Task("rotation and scale from 5 pairs", "kabsch", "mse", ("attention", "neural_process", "mlp"), data={"dims": 2}),
     Task("policy from rewards", "policy", "mse", ("attention", "neural_process", "mlp"), data={"reward": "squared"}),
     Task("image from a third of its pixels", "pixels", "mse", ("attention", "neural_process", "maml"), x=264),
-    Task(
-        "text, bits per character", "text", "bits per character", ("attention", "linear_attention", "delta"), form=".3g"
-    ),
+    Task("text, bits per character", "text", "bits per character", GATED, form=".3f", own="intention_gated"),
 )
+TABLES = {  # marker in docs/sequences.md -> experiment, how the title of its table begins
+    "bits": ("text", "The same as numbers"),
+    "parts": ("text", "What the parts are worth"),
+    "regression": ("in_context", "The same as numbers"),
+    "drift": ("in_context", "Drift as numbers"),
+}
 
 
 def rows() -> list[Row]:
@@ -106,8 +114,8 @@ def good_at(rows: list[Row]) -> str:
         own = [row for row in own if all((row.data or {}).get(name) == value for name, value in task.data.items())]
         means = {model: estimate_log(list(seeds.values())).mean for model, seeds in by_model(own).items()}
         other = min(task.baselines, key=lambda model: means[model])
-        cells = [f"{label(other)} {means[other]:{task.form}}", f"{means['intention']:{task.form}}"]
-        factor = means[other] / means["intention"]
+        cells = [f"{label(other)} {means[other]:{task.form}}", f"{means[task.own]:{task.form}}"]
+        factor = means[other] / means[task.own]
         shown = f"{factor:.0f}×" if factor >= 10 else f"{factor:.2g}×"
         body.append([f"[{task.name}](docs/gallery.md#{_anchor(find(task.experiment).TITLE)})", *cells, shown])
     return markdown(["task (error)", "best baseline", "Intention", "factor"], body)
@@ -150,6 +158,23 @@ def forgetting(rows: list[Row]) -> str:
     return markdown(head, body)
 
 
+def tables(found: list[Section]) -> dict[str, str]:
+    """docs/sequences.md: what was trained, by marker."""
+    made = {}
+    for marker, (name, title) in TABLES.items():
+        figure = _figure(found, name, title)
+        assert figure.table is not None
+        head, *body = ([_cell(text) for text in line] for line in figure.table)
+        made[marker] = markdown(head, body)
+    return made
+
+
+def _figure(found: list[Section], name: str, title: str) -> Drawn:
+    """The first drawing, or the first one whose title begins like this."""
+    figures = next(one.figures for one in found if one.name == name)
+    return next(one for one in figures if one.title.startswith(title) and (title or one.svg))
+
+
 def _left(table: str) -> str:
     return table.replace("---:", "---")
 
@@ -165,6 +190,8 @@ def main() -> None:
     fill(ROOT / "docs" / "gallery.md", "gallery", gallery(found))
     fill(ROOT / "README.md", "good at", good_at(rows()))
     fill(ROOT / "docs" / "sequences.md", "errors", forgetting(rows()))
+    for marker, table in tables(found).items():
+        fill(ROOT / "docs" / "sequences.md", marker, table)
     folder = ROOT / "docs" / "lab"
     folder.mkdir(exist_ok=True)
     for one in found:

@@ -31,6 +31,7 @@ RECALL = dataclasses.replace(
     recall.PRESETS["quick"],
     models=(*MIXERS, *GATED),
     seeds=2,
+    gated_seeds=2,
     steps=2,
     batch=3,
     widths=(4, 8),

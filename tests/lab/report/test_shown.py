@@ -63,6 +63,9 @@ def test_pages_show_these_rows(load: Any, rows: list[results.Row]) -> None:
         assert text in (ROOT / page).read_text(encoding="utf-8"), f"{page}: run python benchmarks/pages/lab_results.py"
     drawn = {made._file(one, n) for one in found for n in range(sum(figure.svg is not None for figure in one.figures))}
     assert {path.name for path in (ROOT / "docs" / "lab").glob("*.svg")} == drawn
+    sequences = (ROOT / "docs" / "sequences.md").read_text(encoding="utf-8")
+    for marker, text in {"errors": made.forgetting(rows), **made.tables(found)}.items():
+        assert f"<!-- {marker} -->\n\n{text}" in sequences, f"{marker}: run python benchmarks/pages/lab_results.py"
 
 
 def test_the_benchmark_of_the_lab_runs(load: Any) -> None:

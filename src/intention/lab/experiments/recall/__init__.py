@@ -53,8 +53,10 @@ READING = """
   is forgotten, but by the gated delta rule, which is the delta rule without that. Numbers of parameters are within 3%
   of each other.
 - Gated models do the task of the plain ones at the largest width, and one with more pairs: lengths double from 4 to
-  `most` (64), with as many keys and values as that, at one width with heads of two sizes. In `standard` these are the
-  mixers whose state has a constant size, one seed each.
+  `most` (64), with as many keys and values as that, at one width with heads of two sizes.
+- Of the runs of gated models that `standard` asks for a part was made (`results/partial`), one seed, so that verdicts
+  wait. What they say is against Intention: with states of 4,096 numbers it recalls 94.4% of 32 and 64.0% of 64 pairs
+  (heads of 16), the delta rule 100% and 99.1% (heads of 32), and with heads of 16, half the state, 96.4% and 75.0%.
 - The state is what a model remembers of a sequence besides the last tokens: d × d numbers for a head of linear
   attention and of the delta rules, twice that of Intention. So there are two comparisons: with heads of the same size,
   and with states of the same size.
@@ -89,7 +91,7 @@ class Rates:
 class Config:
     """Associative recall."""
 
-    models: tuple[str, ...] = chooses((*MIXERS, *FIXED))
+    models: tuple[str, ...] = chooses(MODELS)
     seeds: int = chooses(3)
     gated_seeds: int = chooses(1)
     widths: tuple[int, ...] = chooses((16, 32, 64))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
-from intention.lab.core.results import Row, estimate, select
+from intention.lab.core.results import Estimate, Row, estimate, select
 from intention.lab.experiments.base import Claim
 from intention.lab.experiments.compare import (
     UNTESTED,
@@ -81,7 +82,17 @@ def _few_bits(rows: Sequence[Row]) -> Claim:
     if not own:
         return Claim(text, WHERE, "", UNTESTED)
     found = estimate([row.value for row in own])
-    return Claim(text, WHERE, f"{found} bits, {found.count} seed(s)", at_most(found, BITS))
+    return Claim(text, WHERE, f"{exactly(found)} bits, {found.count} seed(s)", at_most(found, BITS))
+
+
+def exactly(found: Estimate) -> str:
+    """Bits to the third decimal: mixers differ in the second.
+
+    >>> exactly(estimate([2.6767, 2.6891]))
+    '2.683 [2.604, 2.762]'
+    """
+    known = found.count > 1 and math.isfinite(found.mean)
+    return f"{found.mean:.3f} [{found.low:.3f}, {found.high:.3f}]" if known else f"{found.mean:.3f}"
 
 
 def _near_the_best(rows: Sequence[Row]) -> Claim:

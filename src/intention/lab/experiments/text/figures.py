@@ -12,7 +12,7 @@ from intention.lab.experiments.base import COLOURS, Plot, label
 from intention.lab.experiments.compare import by_model, named
 from intention.lab.experiments.drawing import history, line
 from intention.lab.experiments.sequences import GATED, MIXERS, about, texts
-from intention.lab.experiments.text.claims import COUNTED, METRIC, of
+from intention.lab.experiments.text.claims import COUNTED, METRIC, exactly, of
 from intention.lab.experiments.text.parts import ABLATION, AS_IT_IS, PARTS
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def table(rows: Sequence[Row]) -> list[list[str]]:
     for model in [model for model in (*SHOWN, COUNTED) if model in found]:
         sizes = texts(select(rows, metric=METRIC, model=model), "parameters")
         values = list(found[model].values())
-        body.append([named(model), str(estimate(values)), str(len(values)), "".join(map(str, sizes))])
+        body.append([named(model), exactly(estimate(values)), str(len(values)), "".join(map(str, sizes))])
     return [["", METRIC, "seeds", "parameters"], *body]
 
 
@@ -88,7 +88,7 @@ def parts_table(rows: Sequence[Row]) -> list[list[str]]:
     for part in [part for part in PARTS if part in found]:
         own = found[part]
         more = [own[seed] - whole[seed] for seed in own if seed in whole]
-        body.append([part, str(estimate(list(own.values()))), f"{estimate(more).mean:+.3f}" if more else ""])
+        body.append([part, exactly(estimate(list(own.values()))), f"{estimate(more).mean:+.3f}" if more else ""])
     return [["", METRIC, "more than as it is"], *body]
 
 
