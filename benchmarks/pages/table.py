@@ -291,6 +291,9 @@ def compiled(result: dict[str, Any]) -> str:
     return markdown(["call", "pass", "eager ms", "compiled / eager", "operator that does nothing, compiled, ms"], body)
 
 
+OWN_TIME = "one thread, whose own time counts: other programs ran meanwhile"
+
+
 def machine(result: dict[str, Any]) -> str:
     kernels = f", kernels of {result['arch']}" if "arch" in result else ""
     return f"{result['machine']}{kernels}, torch {result['torch']}"
@@ -335,7 +338,7 @@ def main() -> None:
     fill(ROOT / "docs" / "nn.md", "training", training(depth))
     result = json.loads((ROOT / "benchmarks" / "results" / "modules.json").read_text())
     fill(ROOT / "docs" / "nn.md", "layers", modules(result))
-    fill(ROOT / "docs" / "nn.md", "about layers", f"{machine(result)}, one thread.")
+    fill(ROOT / "docs" / "nn.md", "about layers", f"{machine(result)}, {OWN_TIME}.")
     result = json.loads((ROOT / "benchmarks" / "results" / "causal.json").read_text())
     page = ROOT / "docs" / "sequences.md"
     fill(page, "speed", causal_speed(result))
@@ -344,7 +347,7 @@ def main() -> None:
     fill(page, "forgetting", causal_forgetting(result))
     fill(page, "layers", causal_layers(result))
     for name in ("about forgetting", "about speed"):
-        fill(page, name, f"{machine(result)}, one thread if not said otherwise.")
+        fill(page, name, f"{machine(result)}, {OWN_TIME}.")
     result = json.loads((ROOT / "benchmarks" / "results" / "native.json").read_text())
     fill(ROOT / "README.md", "speed", short(result))
     page = ROOT / "docs" / "native.md"
