@@ -35,6 +35,7 @@ LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 ALPHAS = (10.0, 1.0, 0.1, 1e-2, 1e-3, 1e-4)
 FORGETTING = ((1, 16, 1024, 64), (1, 16, 4096, 64), (1, 16, 1024, 32), (1, 32, 256, 16), (1, 8, 8192, 64))
 IN_TORCH = (1, 16, 1024, 64)
+THREADS = (1, 2)
 DECAYS = (0.999, 0.99, 0.9, 0.05)
 KEYS = {"unit": 0.1, "normal": 1.0}  # kind -> alpha
 LAYER = (256, 4)  # width and heads
@@ -151,7 +152,7 @@ def faded(shape: tuple[int, ...], threads: int, seconds: float, in_torch: bool =
 
 def forgotten(seconds: float) -> list[dict[str, Any]]:
     """Every shape with one and two threads; without the compiled kernels at one of them."""
-    runs = [(shape, threads, False) for shape in FORGETTING for threads in (1, 2)]
+    runs = [(shape, threads, False) for threads in THREADS for shape in FORGETTING]
     rows = []
     for shape, threads, in_torch in (*runs, (IN_TORCH, 1, True)):
         rows += faded(shape, threads, seconds, in_torch)

@@ -21,7 +21,7 @@ import ops
 from context import medians
 from intention.nn import InformerLayer
 
-SHAPES = [(16, 10, 256, 4), (16, 50, 256, 4), (8, 128, 256, 4), (2, 1024, 512, 8), (1, 4096, 512, 8)]
+SHAPES = [(16, 10, 256, 4), (16, 50, 256, 4), (8, 128, 256, 4), (2, 1024, 512, 8)]
 MIXERS = ("attention", "sigma_intention", "intention")
 
 
