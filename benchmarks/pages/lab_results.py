@@ -18,7 +18,7 @@ from table import fill, markdown
 ROOT = Path(__file__).parents[2]
 FOLDERS = (ROOT / "results" / "standard", ROOT / "results" / "real")
 # experiment -> which of its claims, if not the first
-SHORT = {"computations_2d": 1, "normalisation": 1, "policy": 1, "text": 6}
+SHORT = {"computations_2d": 1, "normalisation": 1, "policy": 1, "recall": 6, "text": 6}
 FIGURES = {  # experiment -> how the title of its figure begins: "" is the first one
     **dict.fromkeys(("sine", "policy", "kabsch", "scaling", "pixels", "in_context"), ""),
     "text": "Plain and gated layers",
@@ -26,6 +26,7 @@ FIGURES = {  # experiment -> how the title of its figure begins: "" is the first
 TABLES = {  # marker in docs/sequences.md -> experiment, how the title of its table begins
     "bits": ("text", "The same as numbers"),
     "parts": ("text", "What the parts are worth"),
+    "recalled": ("recall", "Mixed lengths as numbers"),
     "regression": ("in_context", "The same as numbers"),
     "drift": ("in_context", "Drift as numbers"),
 }
