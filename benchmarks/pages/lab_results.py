@@ -25,8 +25,6 @@ from table import fill, markdown
 ROOT = Path(__file__).parents[2]
 FOLDERS = (ROOT / "results" / "standard", ROOT / "results" / "real")
 GROUPS = (("Claims of the paper", False), ("Lines of our own", True))
-
-
 GATED = tuple(f"{name}_gated" for name in ("attention", "linear_attention", "delta", "gated_delta"))
 
 
@@ -54,6 +52,7 @@ TASKS = (
 TABLES = {  # marker in docs/sequences.md -> experiment, how the title of its table begins
     "bits": ("text", "The same as numbers"),
     "parts": ("text", "What the parts are worth"),
+    "recalled": ("recall", "Mixed lengths as numbers"),
     "regression": ("in_context", "The same as numbers"),
     "drift": ("in_context", "Drift as numbers"),
 }

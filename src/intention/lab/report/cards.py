@@ -18,6 +18,7 @@ SHOWN = {
     "computations_2d": 1,
     "normalisation": 1,
     "policy": 1,
+    "recall": 6,
     "text": 6,
 }  # which claim stands for an experiment, if not the first
 BEST = {"kabsch": "Mapping a cloud", "pixels": "Completed images"}  # else the first figure
