@@ -37,4 +37,4 @@ def test_the_documents_have_the_loop_of_the_example() -> None:
     plain = re.sub(r"^(?:>>>|\.\.\.) (?:_ = )?", "", tutorial, flags=re.MULTILINE)
     assert "\n".join(lines) in plain
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert "\n".join(f"    {line}" for line in lines[4:10]) in readme
+    assert "\n".join(lines[4:10]) in readme

@@ -30,7 +30,7 @@ def tiny(request):
 
 def test_rows_become_claims_and_figures(tiny):
     module, rows = tiny
-    assert all(claim.verdict in base.VERDICTS for claim in module.claims(rows))
+    assert all(claim.kind in base.VERDICTS for claim in module.claims(rows))
     assert (
         sum(claim.verdict != "not tested at this size" for claim in module.claims(rows)) >= len(module.claims(rows)) - 1
     )

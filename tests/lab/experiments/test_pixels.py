@@ -409,5 +409,5 @@ def test_the_table_has_a_line_for_each_model() -> None:
     head, *body = table(made_up())
     assert head == ["", "10 pixels", "264 pixels", "500 pixels"]
     lines = {line[0]: line[1:] for line in body}
-    assert lines["Intention, untrained"] == ["9 [9, 9]", "1.2 [1.2, 1.2]", "1.2 [1.2, 1.2]"]
+    assert lines["Intention, untrained"] == ["9 [9, 9]", "1.22 [1.2, 1.3]", "1.22 [1.2, 1.3]"]
     assert set(lines) >= {"MAML", LINEAR, "σIntention"}

@@ -9,6 +9,7 @@ import torch
 from intention import nn as inn
 from intention.lab.core.place import Place
 from intention.lab.core.results import Row, estimate_log
+from intention.lab.experiments import compare
 from intention.lab.experiments import policy as experiment
 from intention.lab.experiments.base import Claim, Job, Net
 from intention.lab.experiments.compare import (
@@ -21,7 +22,6 @@ from intention.lab.experiments.compare import (
     every,
     learnt,
     ratio,
-    tested,
     together,
     untrained,
     verdict,
@@ -380,8 +380,8 @@ def test_what_has_learnt_nothing_is_told():
     assert found["mlp"] == {0: True, 1: False, 2: False}
     assert untrained(found, ("mlp", "attention", "maml")) == "MLP did not learn (2 of 3 runs)"
     assert untrained(found, ("attention",)) == ""
-    assert tested("holds", "") == "holds"
-    assert tested("holds", "MLP did not learn") == "not tested at this size"
+    assert compare.tested("holds", "") == "holds"
+    assert compare.tested("holds", "MLP did not learn") == "not tested at this size"
     assert applicable("mlp", found) == ("MLP learnt it in 1 of 3 runs", "holds in 1 of 3")
     assert applicable("maml", found) == ("", "not tested at this size")
 

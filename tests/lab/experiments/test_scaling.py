@@ -74,8 +74,8 @@ def test_layers_are_those_of_the_appendix() -> None:
     embed = [(D + 1, S), (S, S)]
     assert linear_layers(made("intention")) == [*embed, *embed, (S * S, S), (S, D)]
     assert linear_layers(made("linear_attention")) == linear_layers(made("intention"))
-    assert linear_layers(made("sigma_intention")) == [*embed, *embed, (S, S), (S, D)]
     heads = [(S, 5 * S)] * 3 + [(5 * S, S)]
+    assert linear_layers(made("sigma_intention")) == [*embed, *embed, *heads, (S, S), (S, D)]  # as many as attention
     assert linear_layers(made("attention")) == [(D + 1, S)] * 3 + heads + [(S, D)]
     assert linear_layers(made("neural_process")) == [*embed, (S, S), (S, S), (S, S), (S, D)]
     assert linear_layers(made("mlp")) == [(N * (D + 1), S), (S, S), (S, S), (S, D)]

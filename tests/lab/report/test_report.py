@@ -216,7 +216,7 @@ def test_pictures_come_first(fake, tmp_path):
 
 
 def test_lines_of_our_own_stand_apart(fake, tmp_path):
-    ours = Claim("We add a line", "our own line, Figure 1", "2", "partly")
+    ours = Claim("We add a line", "Figure 1, our own line", "2", "not decided")
     fake(claims=lambda rows: [ours, *_claims(rows)])
     text = _write(tmp_path, _rows())
     every = text[text.index('id="all-claims"') :]
