@@ -203,8 +203,10 @@ def test_parts_are_changed_one_at_a_time_with_less_training(written):
     rows = [Row("text", "", "quick", {}, "intention_gated", 0, ABLATION, 2.0, data={"part": "no SiLU"})]
     rows += [Row("text", "", "quick", {}, "intention_gated", 0, ABLATION, 2.5, data={"part": "as it is"})]
     assert parts_table(rows) == [
-        ["", "bits per character", "more than as it is"], ["as it is", "2.500", "+0.000"], ["no SiLU", "2.000", "-0.500"]
-    ]  # fmt: skip
+        ["", "bits per character", "more than as it is"],
+        ["as it is", "2.500", "+0.000"],
+        ["no SiLU", "2.000", "-0.500"],
+    ]
 
 
 def test_published_runs_of_plain_models_keep_their_names():
