@@ -33,7 +33,7 @@ def _jax() -> Any:
     os.environ.setdefault("XLA_FLAGS", FLAGS)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # of scipy's LAPACK, which JAX calls for an inverse
     try:
-        import jax
+        import jax  # pyright: ignore[reportMissingImports] - the extra `jax`, where it is
     except ImportError:
         raise LabError("--jax needs pip install 'intention[jax]'") from None
     return jax
