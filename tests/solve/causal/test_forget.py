@@ -253,6 +253,25 @@ def test_a_strong_gate_costs_its_block_alone(monkeypatch: pytest.MonkeyPatch) ->
     assert sum(slow) == 2
 
 
+@pytest.mark.parametrize("alpha", [1.0, 1e-2])
+@pytest.mark.parametrize(("gamma", "most"), [(0.4, 40), (0.05, 16), (0.0, 8)])
+def test_where_all_forget_soon_no_token_has_a_factor_of_all_features(
+    gamma: float, most: int, alpha: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unused(*_: object) -> None:
+        raise AssertionError("a factor of all features")
+
+    widths, last = set(), forget._by_last_tokens
+    monkeypatch.setattr(
+        forget, "_by_last_tokens", lambda own, few, dtype: widths.add(few.roots.shape[2]) or last(own, few, dtype)
+    )
+    monkeypatch.setattr(forget, "_each_token", unused)
+    monkeypatch.setattr(forget, "_chebyshev", unused)
+    with library.off():
+        compare(draw(170, 24, False, torch.tensor(gamma), alpha), 1e-6, 1e-5)
+    assert 0 < max(widths) <= most
+
+
 def test_no_conjugate_gradients_and_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """The spectrum is known: decays of .99 need no more than 8 products."""
     products, bmm = [], torch.Tensor.baddbmm_

@@ -106,6 +106,34 @@ def test_answers_and_gradients_are_those_of_the_loop(shape: tuple[int, ...], dty
             assert (got.double() - right).abs().max() < slope * right.abs().max(), i
 
 
+@pytest.mark.parametrize("alpha", [1.0, 1e-2, 1e-4])
+@pytest.mark.parametrize("shape", [(3, 150, 64, 8), (1, 300, 32, 4), (9, 70, 60, 3)])
+def test_where_few_tokens_are_left_answers_and_gradients_are_those_of_the_loop(
+    shape: tuple[int, ...], alpha: float
+) -> None:
+    """A few keys beside a smaller alpha: float32 does not serve, and a factor of these keys does in the place of d."""
+    for state in (False, True):
+        tensors = draw(*shape, state=state, gain=state)
+        tensors[3][:, ::7] = 0.0
+        tensors[4] = tensors[4] * alpha
+        tensors[8] = 0.15 * tensors[8] + 0.01
+        tensors[8][:, shape[1] // 3] = 0.0
+        leaves = [None if x is None else x.requires_grad_() for x in wide(tensors)]
+        want, grad = loop(*leaves), torch.randn(*shape[:2], shape[3])
+        there = [x for x in leaves if x is not None]
+        slopes = iter(torch.autograd.grad((want * grad).sum(), there))
+        out, packed = forward(*tensors)
+        assert (out - want).abs().max() < 5e-7 * want.abs().max()
+        assert (packed[:, 0] == FLOAT64).all()
+        assert (packed[:, 2] < 1e-5).all()
+        for i, (x, got) in enumerate(zip(leaves, backward(grad, *tensors), strict=True)):
+            if x is None:
+                continue
+            right = next(slopes)
+            right = (right + right.mT) / 2 if i == 6 else right
+            assert (got.double() - right).abs().max() < 2e-5 * right.abs().max(), i
+
+
 @pytest.mark.parametrize("shape", SHAPES[:5])
 def test_without_values_answers_are_transformed_queries(shape: tuple[int, ...]) -> None:
     tensors = draw(*shape)

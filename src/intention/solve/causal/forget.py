@@ -8,7 +8,10 @@ block D_ts = c_t / c_s, so A_t / c_t would be a sum over tokens as in `chunks`, 
 With one number beta in its place it is: A_t = B_t + delta_t I, where B_t^-1 costs matrix products alone. Of
 (I + delta_t B_t^-1) z_t = B_t^-1 q_t the spectrum is known to lie between 1 and alpha_t / (beta c_t): Chebyshev's
 iteration, whose number of steps is known as well. Blocks that float32 does not serve are done in float64; in those in
-which too much is forgotten for this (a decay of 0: everything) every token has a factor of its own.
+which too much is forgotten for this (a decay of 0: everything) every token has a factor of its own. Where no token of a
+span feels more than the last W <= FEW, that factor has W rows: with u_s^2 = D_ts w_s
+
+    z_t = (q_t - c sum_s u_s y_s k_s) / alpha_t,   (alpha_t I + c [u_r u_s k_r k_s']) y = [u_s k_s q_t']
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from intention.solve.causal import gradients
 from intention.solve.causal.chunks import chunked, half_solve
@@ -33,6 +37,9 @@ SHORT = 0.1
 SEQUENCES, AT_ONCE = 16, 64  # that are worked on at once, and blocks of them: what they need stays in the cache
 WEAKEST = 1e-2  # of alpha_t / c_t, the smallest of a block to the largest: beyond it tokens have factors of their own
 FACTORED = 32  # blocks whose tokens are factored at once
+NUMBERS = 1 << 18  # of factors that are made at once
+FEW = 40  # tokens: beyond as many Chebyshev's iteration is faster
+FORGOTTEN = 1e-9  # of alpha, the trace of what changes A_t by less than counts
 EASY = 30.0  # the ratio below which float32 serves
 ENOUGH = {torch.float32: 1e-7, torch.float64: 1e-14}  # what Chebyshev's iteration leaves
 HIDDEN = 1e-10  # the same in float64, where answers are in float32
@@ -98,6 +105,18 @@ class Base(NamedTuple):
         return Base._make(x[index] for x in self)
 
 
+class Few(NamedTuple):
+    """The tokens that those of blocks feel, W of each, and room to their left."""
+
+    key: Tensor  # (M, W + C, d): the W tokens before a block, and its own
+    value: Tensor | None
+    roots: Tensor  # (M, C, W): u, of the last W tokens of each
+    ratio: Tensor  # (M,): a bound of the condition from above
+
+    def take(self, some: slice, dtype: torch.dtype) -> Few:
+        return Few._make(None if x is None else x[some].to(dtype) for x in self)
+
+
 def solve(tokens: Tokens) -> tuple[Tensor, Tensor]:
     """Answers (B, N, k), or (B, N, d) without values, and a packed report: the worst token of each sequence."""
     if (found := native.forward(tokens)) is not None:
@@ -107,10 +126,10 @@ def solve(tokens: Tokens) -> tuple[Tensor, Tensor]:
 
 
 def _solve_group(tokens: Tokens) -> tuple[Tensor, Tensor]:
-    outs, reports, narrow, total, size = [], [], True, _start(tokens), _size(tokens)
-    for part, _ in _spans(tokens, size):
+    outs, reports, narrow, total, (size, brief) = [], [], True, _start(tokens), _size(tokens)
+    for part, where in _spans(tokens, size):
         own, total = _blocks(part, total, size)
-        found, narrow = _solved(own, narrow)
+        found, narrow = _solved(own, narrow, _few(tokens, where, own) if brief else None)
         outs.append(_tokens(_joined([x.own.read(x.z) for x in found], found, part.key.dtype), part))
         reports.append(_joined([x.report for x in found], found, part.key.dtype).unflatten(0, (len(part.key), -1)))
     return torch.cat(outs, 1), torch.cat(reports, 1).amax(1)
@@ -126,14 +145,14 @@ def pull(grad: Tensor, tokens: Tokens, gates: bool = True) -> Slopes:
 
 def _pull_group(grad: Tensor, tokens: Tokens) -> Slopes:
     """Fits are made again: to keep them would take more memory than the tokens do."""
-    size, totals = _size(tokens), [_start(tokens)]
+    (size, brief), totals = _size(tokens), [_start(tokens)]
     spans = _spans(tokens, size)
     for part, _ in spans[:-1]:
         totals.append(_blocks(part, totals[-1], size)[1])
     d, later, narrow, pulled = tokens.key.shape[2], None, True, []
     for (part, where), total in zip(reversed(spans), reversed(totals), strict=True):
         own, _ = _blocks(part, total, size, grad[:, where])
-        found, narrow = _solved(own, narrow)
+        found, narrow = _solved(own, narrow, _few(tokens, where, own) if brief else None)
         working = max((x.z.dtype for x in found), key=lambda x: x.itemsize)
         z, r = (_tokens(x, part) for x in _joined([x.z for x in found], found, working).chunk(2, 1))
         before = total[..., :d], None if part.value is None else total[..., d:], part.decay
@@ -157,14 +176,16 @@ def _groups(tokens: Tokens) -> list[Tokens]:
     return [tokens.take(slice(i, i + SEQUENCES)) for i in range(0, len(tokens.key), SEQUENCES)]
 
 
-def _size(tokens: Tokens) -> int:
-    """Tokens of a block. Looks at the host."""
+def _size(tokens: Tokens) -> tuple[int, bool]:
+    """Tokens of a block, and whether everywhere most is forgotten within FEW tokens. Looks at the host."""
     decay = tokens.decay
     assert decay is not None
+    if float(chunks(decay.unsqueeze(-1), FEW).prod(2).amax()) < FORGOTTEN:
+        return BLOCKS[0], True
     for size in BLOCKS[:-1]:
         if float((chunks(decay.unsqueeze(-1), size, 1.0).prod(2) < SHORT).double().mean()) < 1 / size:
-            return size
-    return BLOCKS[-1]
+            return size, False
+    return BLOCKS[-1], False
 
 
 def _spans(tokens: Tokens, size: int) -> list[tuple[Tokens, slice]]:
@@ -201,9 +222,51 @@ def _blocks(part: Tokens, total: Tensor, size: int, grad: Tensor | None = None) 
     return Blocks._make(None if x is None else x.flatten(0, 1) for x in every), total
 
 
-def _solved(own: Blocks, narrow: bool) -> tuple[list[SolvedBlocks], bool]:
+def _few(tokens: Tokens, where: slice, own: Blocks) -> Few | None:
+    """The tokens that those of a span feel, if all feel few (in float32: beyond, few are many). Looks at the host."""
+    size, wide = own.key.shape[1], own.before.dtype
+    if own.key.dtype == wide or tokens.decay is None:
+        return None
+    batch, stop = len(tokens.key), min(where.stop, tokens.key.shape[1])
+    n = len(own.key) // batch * size  # with what fills the last block
+    first = max(0, where.start - FEW)
+
+    def row(x: Tensor) -> Tensor:
+        """Of the span and of FEW tokens before it, 0 where there is none."""
+        return pad(x[:, first:stop], (0, 0) * (x.dim() - 2) + (FEW + first - where.start, n + where.start - stop))
+
+    def last(x: Tensor) -> Tensor:
+        """(B, n, FEW): of each token, its own first."""
+        return row(x).unfold(1, FEW, 1)[:, 1:].flip(2)
+
+    key, squares = row(tokens.key), own.key.to(wide).square().sum(-1, True)
+    fades = last(tokens.decay.to(wide)).cumprod(2)
+    count = torch.cat([torch.ones_like(fades[..., :1]), fades[..., :-1]], 2)
+    count = count if tokens.weight is None else count * last(tokens.weight)
+    scale = (1.0 if own.gain is None else own.gain.to(wide)) / own.alpha.to(wide)
+    trace = own.from_start * own.before.diagonal(0, -2, -1).sum(-1).view(-1, 1, 1)
+    trace = (trace + own.share @ own.counted(squares)) * scale
+    felt = count * key.to(wide).square().sum(-1).unfold(1, FEW, 1)[:, 1:].flip(2)
+    rest = trace.view(batch, n, 1) - felt.cumsum(2) * scale.reshape(batch, n, 1)
+    serves = (rest.abs() < FORGOTTEN)[:, : stop - where.start].all(1).all(0).tolist()
+    if True not in serves:
+        return None
+    width = min(FEW, -(-(serves.index(True) + 1) // 8) * 8)
+    roots = count[..., :width].flip(2).sqrt().view(len(own.key), size, width)
+
+    def around(x: Tensor) -> Tensor:
+        return x[:, FEW - width :].unfold(1, width + size, size).flatten(0, 1).mT
+
+    value = None if tokens.value is None or own.grad is None else around(row(tokens.value))
+    return Few(around(key), value, roots, trace.amax((1, 2)) + 1)
+
+
+def _solved(own: Blocks, narrow: bool, few: Few | None) -> tuple[list[SolvedBlocks], bool]:
     """By precision and by how much is forgotten; and whether float32 serves any. `narrow`: it did in the last span."""
     wide, dtype, found = own.before.dtype, own.key.dtype, []
+    if few is not None:
+        part = own.take(None, dtype if bool(few.ratio.amax() < EASY) else wide)
+        return [SolvedBlocks(None, part, *_by_last_tokens(part, few, dtype))], narrow
     edge = own.alpha / own.from_start
     low, high = edge.amin((1, 2)), edge.amax((1, 2))
     mild = (low > 0) & (high < torch.inf) & (low >= WEAKEST * high)
@@ -294,6 +357,43 @@ def _chebyshev(own: Blocks, base: Base, worst: float, answered: torch.dtype) -> 
     error = base.ratio * torch.finfo(rows.dtype).eps + enough + torch.finfo(answered).eps
     route = torch.full_like(error, PRIMAL if rows.dtype == answered else FLOAT64)
     return z, pack(Report(route, base.ratio, error))
+
+
+def _by_last_tokens(own: Blocks, few: Few, answered: torch.dtype) -> tuple[Tensor, Tensor]:
+    """A_t^-1 of the rows, by a factor of the last tokens of each; and a packed report."""
+    (m, size, _), dtype, width = own.key.shape, own.key.dtype, few.roots.shape[2]
+    n, outs, failures, step = width + size, [], [], max(1, NUMBERS // (size * width**2))
+    for first in range(0, m, step):
+        some = slice(first, first + step)
+        key, value, roots, _ = few.take(some, dtype)
+        query, alpha, gain = own.query[some], own.alpha[some], 1.0 if own.gain is None else own.gain[some]
+        given, count = [query] if own.grad is None else [query, own.grad[some]], len(key)
+
+        def of_last(seen: Tensor, roots: Tensor = roots) -> Tensor:
+            """u_s times column t of (m, W + C, C) in the rows s that token t feels: (m, C, W)."""
+            return roots * seen.as_strided(roots.shape, (n * size, size + 1, size), size)
+
+        sigma = torch.bmm(key, key.mT).as_strided((count, size, width, width), (n * n, n + 1, n, 1), n + 1)
+        sigma = (gain * roots).unsqueeze(-1) * sigma
+        sigma.mul_(roots.unsqueeze(-2)).diagonal(0, -2, -1).add_(alpha)
+        lower, failed = torch.linalg.cholesky_ex(sigma)
+        seen = [torch.bmm(key if value is None or x is query else value, x.mT) for x in given]
+        y = torch.cholesky_solve(torch.stack(list(map(of_last, seen)), -1), lower)
+        told = []
+        for x, one in zip(given, y.unbind(-1), strict=True):
+            placed = key.new_zeros(count, size, n)
+            placed.as_strided(roots.shape, (n * size, n + 1, 1), 1).copy_(roots * one)
+            spanned = torch.bmm(placed, key)
+            if value is None or x is query:
+                told.append((x - gain * spanned) / alpha)
+            else:  # in the span of keys: (B_t g_t - ...) / alpha would cancel; what is not finite before it counts
+                told.append(spanned + 0 * (x @ own.before[some, :, key.shape[2] :].mT))
+        outs.append(torch.cat(told, 1))
+        failures.append(failed.bool().any(1))
+    ratio = few.ratio.masked_fill(torch.cat(failures), torch.inf)
+    error = ratio * torch.finfo(dtype).eps + torch.finfo(answered).eps
+    route = torch.full_like(error, PRIMAL if dtype == answered else FLOAT64)
+    return torch.cat(outs), pack(Report(route, ratio, error))
 
 
 def _each_token(own: Blocks, answered: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -34,6 +34,7 @@ from intention.solve.ladder import (
     screen,
     unpack,
     warn_inaccurate,
+    warn_of_error,
 )
 from intention.solve.native import causal as native
 from intention.solve.operator import Note, Operator, Saved
@@ -278,7 +279,7 @@ def _warn_of_alpha(grad: Tensor, tokens: Tokens, found: Tensor | None) -> None:
     gap, size = (x.double().reshape(len(gram), -1).norm(dim=1) for x in (moved - found, found))
     error = torch.where(gap > 0, gap / size, 0.0)
     remedy = "or give all tokens in one call: of the tokens in a state only sums are known"
-    warn_inaccurate(Report(torch.full_like(error, QR), torch.zeros_like(error), error), "gradients of alpha", remedy)
+    warn_of_error(error, "gradients of alpha", remedy)
 
 
 def _rounded(sums: Tensor) -> Tensor:

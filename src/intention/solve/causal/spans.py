@@ -114,7 +114,10 @@ def _pull_group(grad: Tensor, tokens: Tokens) -> Tokens:
     for own, arrived, sums in reversed(list(zip(spans, grads, before, strict=True))):
         span = fit_span(own, sums, True)
         arrived = arrived.to(span.own.key.dtype).flatten(0, 1)
-        gram = _gram_before(own, sums, arrived.dtype) if tokens.value is None else None
+        gram = None
+        if tokens.value is None:  # S before each chunk, flat
+            step = _counted(span.own).mT @ span.own.key
+            gram = running(sums.gram, step.unflatten(0, own.key.shape[:2]))[0].flatten(0, 1)
         part, later = pull_chunks(arrived, span.own, fit_chunks(span.own, span.before), later, gram)
         pulled.append(part)
     return _grads(pulled[::-1], later, tokens)
@@ -169,7 +172,7 @@ def _first_ratio(own: Chunked) -> Tensor:
 
 def _fit(chunks: Chunked, before: Prefix, last: bool, dtype: torch.dtype) -> Span:
     shape, own = chunks.key.shape[:2], chunks.flat(dtype)
-    key = own.key if own.weight is None else own.weight * own.key
+    key = _counted(own)
     if last and shape[1] == 1:
         gram, cross = (None if x is None else x.to(dtype, copy=True) for x in before)
         return Span(own, fit_before(own, gram, cross, (key * own.key).sum(1)), Prefix(None, None))
@@ -183,16 +186,14 @@ def _fit(chunks: Chunked, before: Prefix, last: bool, dtype: torch.dtype) -> Spa
     return Span(own, fits, Prefix(all_gram, all_cross))
 
 
-def _gram_before(own: Chunked, before: Prefix, dtype: torch.dtype) -> Tensor:
-    """S before each chunk, flat."""
-    shape, own = own.key.shape[:2], own.flat(dtype)
-    key = own.key if own.weight is None else own.weight * own.key
-    return running(before.gram, torch.bmm(key.mT, own.key).unflatten(0, shape))[0].flatten(0, 1)
+def _counted(own: Chunked) -> Tensor:
+    """w k"""
+    return own.key if own.weight is None else own.weight * own.key
 
 
 def _add(before: Prefix, own: Chunked) -> Prefix:
     """The sums after some chunks."""
-    key = (own.key if own.weight is None else own.weight * own.key).flatten(1, 2).double()
+    key = _counted(own).flatten(1, 2).double()
     gram, cross = key.mT @ own.key.flatten(1, 2).double(), None
     if own.value is not None:
         cross = key.mT @ own.value.flatten(1, 2).double()

@@ -102,10 +102,6 @@ def units(folder: Path, x86: bool) -> Iterator[Unit]:
                 yield Unit(source, f"{source.stem}.o", ("-DINTENTION_X86=1",) if x86 else ())
 
 
-def usable_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def fingerprint(compiler: list[str], unit: Unit, flags: tuple[str, ...]) -> str:
     """Of all that decides what an object holds: the compiler, what it is told, the source and every header."""
     said = run([*compiler, "--version"])
@@ -118,7 +114,8 @@ def make_objects(
     compiler: list[str], plan: list[Unit], flags: tuple[str, ...], folder: Path, say: Callable[[str], None]
 ) -> list[str]:
     """In the order of the plan; tells of each as it is done. The last instruction set takes longest: it is first."""
-    with ThreadPoolExecutor(min(usable_cores(), MOST_PROCESSES)) as pool:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with ThreadPoolExecutor(min(cores, MOST_PROCESSES)) as pool:
         begun = {pool.submit(make_object, compiler, unit, flags, folder): unit for unit in reversed(plan)}
         for done, made in enumerate(as_completed(begun), 1):
             _, how = made.result()

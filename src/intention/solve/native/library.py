@@ -12,7 +12,7 @@ from typing import NamedTuple, TypedDict
 
 import torch
 
-ABI = 7  # what the exported functions of this version take and return; dispatch.cpp holds the same number
+ABI = 8  # what the exported functions of this version take and return; dispatch.cpp holds the same number
 PATH = Path(__file__).with_name("_kernels.so")
 
 

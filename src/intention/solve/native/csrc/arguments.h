@@ -28,7 +28,7 @@ struct RidgeArguments {
     void *coef, *matrix;  // outputs of the forward, inputs of the backward
     union {
         struct {
-            void *out, *report;  // (batch, M, k); (batch, 3): route, ratio, error
+            void *out, *report;  // (batch, M, k); (batch, 3): route, ratio, error, or null
         } forward;
         struct {
             PerElement route;

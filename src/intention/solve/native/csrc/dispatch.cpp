@@ -199,7 +199,7 @@ void tell(const ForgetArguments& a, const ForgetPlan& plan) {
 
 }  // namespace
 
-EXPORTED int intention_native_abi(void) { return 7; }
+EXPORTED int intention_native_abi(void) { return 8; }
 EXPORTED const char* intention_native_arch(void) { return kernels.name; }
 EXPORTED void intention_native_forked(void) { begin_anew(); }  // where the fork was before this library was loaded
 

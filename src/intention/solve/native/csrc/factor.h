@@ -4,7 +4,7 @@
 // what it is. X = U^-T = L^-1 is lower triangular with zeros above; solving with it is two products.
 #pragma once
 
-#include "product.h"
+#include "lanes.h"
 
 namespace INTENTION_ARCH {
 
@@ -115,42 +115,124 @@ INTENTION_FACTORS(extern, double)
 
 constexpr Int SMALL = 16;  // up to this size the steps of one factorisation wait for each other: many run at once
 
-// The same for WIDTH matrices side by side: entry (i, j) of all of them is vector i * size + j.
+// The same for WIDTH matrices side by side, as lanes.h has them, SIDE rows at a time.
 
-// Sigma's upper triangle becomes U; its diagonal upside down in `reciprocal`. Returns which lanes failed.
+// The rows that are left of a block of U: its inverse transposed times them, from the left.
+template <class T, int R>
+inline void substitute_lanes(Int columns, Lanes<T> u, const Vec<T>* reciprocal, Lanes<T> rows) {
+    Vec<T> corner[R][R];
+#pragma GCC unroll 4
+    for (int j = 0; j < R; ++j)
+#pragma GCC unroll 4
+        for (int i = j + 1; i < R; ++i) corner[j][i] = u(j, i);
+    for (Int c = 0; c < columns; ++c) {
+        Vec<T> x[R];
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) x[r] = rows(r, c);
+#pragma GCC unroll 4
+        for (int j = 0; j < R; ++j) {
+            rows(j, c) = x[j] *= reciprocal[j];
+#pragma GCC unroll 4
+            for (int i = j + 1; i < R; ++i) x[i] -= corner[j][i] * x[j];
+        }
+    }
+}
+
 template <class T>
-auto cholesky_together(Int n, Int size, Vec<T>* s, Vec<T>* reciprocal) {
+inline void substitute_lanes(Int rank, Int columns, Lanes<T> u, const Vec<T>* reciprocal, Lanes<T> rows) {
+    switch (rank) {
+        case 1: return substitute_lanes<T, 1>(columns, u, reciprocal, rows);
+        case 2: return substitute_lanes<T, 2>(columns, u, reciprocal, rows);
+        case 3: return substitute_lanes<T, 3>(columns, u, reciprocal, rows);
+        default: return substitute_lanes<T, SIDE>(columns, u, reciprocal, rows);
+    }
+}
+
+// U of a block on the diagonal, and its diagonal upside down. Returns which lanes failed.
+template <class T, int R>
+inline auto factor_corner(Lanes<T> s, Vec<T>* reciprocal) {
     const Vec<T> none = {};
     auto failed = none != none;
-    for (Int j = 0; j < n; ++j) {
-        Vec<T>* row = s + j * size;
-        const auto good = row[j] > none;
+    Vec<T> u[R][R];
+#pragma GCC unroll 4
+    for (int i = 0; i < R; ++i)
+#pragma GCC unroll 4
+        for (int l = i; l < R; ++l) u[i][l] = s(i, l);
+#pragma GCC unroll 4
+    for (int j = 0; j < R; ++j) {
+        const auto good = u[j][j] > none;
         failed |= ~good;
-        const Vec<T> scale = T(1) / roots(good ? row[j] : none + T(1));
-        reciprocal[j] = scale;
-        for (Int l = j; l < n; ++l) row[l] *= scale;
-        for (Int i = j + 1; i < n; ++i)
-            for (Int l = i; l < n; ++l) s[i * size + l] -= row[i] * row[l];
+        const Vec<T> scale = reciprocal[j] = T(1) / roots(good ? u[j][j] : none + T(1));
+#pragma GCC unroll 4
+        for (int l = j; l < R; ++l) s(j, l) = u[j][l] *= scale;
+#pragma GCC unroll 4
+        for (int i = j + 1; i < R; ++i)
+#pragma GCC unroll 4
+            for (int l = i; l < R; ++l) u[i][l] -= u[j][i] * u[j][l];
     }
     return failed;
 }
 
-// Sigma^-1 from U; x is scratch for U^-T.
 template <class T>
-void invert_together(Int n, Int size, const Vec<T>* u, const Vec<T>* reciprocal, Vec<T>* x, Vec<T>* inverse) {
+inline auto factor_corner(Int rank, Lanes<T> s, Vec<T>* reciprocal) {
+    switch (rank) {
+        case 1: return factor_corner<T, 1>(s, reciprocal);
+        case 2: return factor_corner<T, 2>(s, reciprocal);
+        case 3: return factor_corner<T, 3>(s, reciprocal);
+        default: return factor_corner<T, SIDE>(s, reciprocal);
+    }
+}
+
+// Sigma's upper triangle becomes U; its diagonal upside down in `reciprocal`. Returns which lanes failed.
+template <class T>
+auto cholesky_together(Int n, Lanes<T> s, Vec<T>* reciprocal) {
     const Vec<T> none = {};
-    for (Int c = 0; c < n; ++c)
-        for (Int i = c; i < n; ++i) {
-            Vec<T> sum = i == c ? none + T(1) : none;
-            for (Int l = c; l < i; ++l) sum -= u[l * size + i] * x[l * size + c];
-            x[i * size + c] = sum * reciprocal[i];
-        }
-    for (Int i = 0; i < n; ++i)
-        for (Int j = i; j < n; ++j) {
-            Vec<T> sum = none;
-            for (Int l = j; l < n; ++l) sum += x[l * size + i] * x[l * size + j];
-            inverse[i * size + j] = inverse[j * size + i] = sum;
-        }
+    auto failed = none != none;
+    for (Int i = 0; i < n; i += SIDE) {
+        const Int some = smaller<Int>(SIDE, n - i), right = i + some;
+        if (i) lane_tiles<T>(some, n - i, i, s.at(0, i).t(), s.at(0, i), s.at(i, i), none - T(1), true);
+        failed |= factor_corner<T>(some, s.at(i, i), reciprocal + i);
+        substitute_lanes<T>(some, n - right, s.at(i, i), reciprocal + i, s.at(i, right));
+    }
+    return failed;
+}
+
+// X = U^-T; right of its blocks on the diagonal nothing is written.
+template <class T>
+void invert_together(Int n, Lanes<T> u, const Vec<T>* reciprocal, Lanes<T> x) {
+    const Vec<T> none = {}, one = none + T(1);
+    for (Int i = 0; i < n; i += SIDE) {
+        const Int some = smaller<Int>(SIDE, n - i);
+        for (Int j = 0; j < i; j += SIDE)
+            lane_tiles<T>(some, SIDE, i - j, u.at(j, i).t(), x.at(j, j), x.at(i, j), none - T(1), false);
+        for (Int r = 0; r < some; ++r)
+            for (Int c = 0; c < some; ++c) x(i + r, i + c) = r == c ? one : none;
+        substitute_lanes<T>(some, i + some, u.at(i, i), reciprocal + i, x.at(i, 0));
+    }
+}
+
+// Sigma^-1 = X'X
+template <class T>
+void cross_together(Int n, Lanes<T> x, Lanes<T> inverse) {
+    const Vec<T> one = Vec<T>{} + T(1);
+    for (Int j = 0; j < n; j += SIDE) {
+        const Int some = smaller<Int>(SIDE, n - j);
+        lane_tiles<T>(some, j + some, n - j, x.at(j, j).t(), x.at(j, 0), inverse.at(j, 0), one, false);
+        for (Int r = j; r < j + some; ++r)
+            for (Int c = 0; c < r; ++c) inverse(c, r) = inverse(r, c);
+    }
+}
+
+// Sigma^-1 b = X'(X b)
+template <class T>
+void solve_together(Int n, Int k, Lanes<T> x, Lanes<T> b, Lanes<T> half, Lanes<T> out) {
+    const Vec<T> one = Vec<T>{} + T(1);
+    for (Int i = 0; i < n; i += SIDE) {
+        const Int some = smaller<Int>(SIDE, n - i);
+        lane_tiles<T>(some, k, i + some, x.at(i, 0), b, half.at(i, 0), one, false);
+    }
+    for (Int i = 0; i < n; i += SIDE)
+        lane_tiles<T>(smaller<Int>(SIDE, n - i), k, n - i, x.at(i, i).t(), half.at(i, 0), out.at(i, 0), one, false);
 }
 
 }  // namespace INTENTION_ARCH

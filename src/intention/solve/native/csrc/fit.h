@@ -97,14 +97,19 @@ void factor_one(Fit<T>& f, Int n, Int size, bool inverse, Arena& arena) {
     }
 }
 
+template <class T>
+Lanes<T> room(Int rows, Int columns, Arena& arena) {
+    return {reinterpret_cast<Vec<T>*>(arena.take<T>(rows * columns * WIDTH<T>)), columns, 1};
+}
+
 // Small ones, as many at once as a register has lanes.
 template <class T>
 void factor_group(Fit<T>* f, int count, Int n, Int size, bool inverse, Arena& arena) {
     constexpr int W = WIDTH<T>;
     const Int all = size * size;
     T *mixed = arena.take<T>(all * W), *apart = arena.take<T>(all * W);  // entry by entry; element by element
-    Vec<T>* x = reinterpret_cast<Vec<T>*>(arena.take<T>(all * W));
-    Vec<T>* inverses = reinterpret_cast<Vec<T>*>(arena.take<T>(all * W));
+    const Lanes<T> u = {reinterpret_cast<Vec<T>*>(mixed), size, 1}, x = room<T>(size, size, arena),
+                   inverses = room<T>(size, size, arena);
     const Int step = f[1].sigma - f[0].sigma;  // equal pieces of the arena
     const bool even = count == W && f[W - 1].sigma - f[0].sigma == (W - 1) * step;
     const T* from = f[0].sigma;
@@ -114,10 +119,11 @@ void factor_group(Fit<T>* f, int count, Int n, Int size, bool inverse, Arena& ar
         from = apart;
     }
     for (Int i = 0; i < n; ++i) transpose<T>(W, n, from + i * size, even ? step : all, mixed + i * size * W, W);
-    Vec<T>*u = reinterpret_cast<Vec<T>*>(mixed), reciprocal[SMALL];
-    const auto failed = cholesky_together<T>(n, size, u, reciprocal);
-    invert_together<T>(n, size, u, reciprocal, x, inverses);
-    for (Int i = 0; i < n; ++i) transpose<T>(n, W, reinterpret_cast<T*>(inverses + i * size), W, apart + i * size, all);
+    Vec<T> reciprocal[SMALL];
+    const auto failed = cholesky_together<T>(n, u, reciprocal);
+    invert_together<T>(n, u, reciprocal, x);
+    cross_together<T>(n, x, inverses);
+    for (Int i = 0; i < n; ++i) transpose<T>(n, W, reinterpret_cast<T*>(&inverses(i, 0)), W, apart + i * size, all);
     for (int g = 0; g < count; ++g) {
         for (Int i = 0; i < n && !inverse; ++i)
             for (Int j = i; j < n; ++j) f[g].sigma[i * size + j] = mixed[(i * size + j) * W + g];

@@ -7,9 +7,18 @@
 namespace INTENTION_ARCH {
 namespace {
 
-constexpr int ACROSS = BYTES == 64 ? 4 : 2;          // columns: PANEL x ACROSS sums in registers
+constexpr int ACROSS = BYTES == 64 ? 4 : BYTES == 32 ? 3 : 2;  // columns: PANEL x ACROSS sums in registers
 
 inline Int row_at(Int i) { return i * (i + 1) / 2; }  // of a lower triangle whose rows follow each other
+
+// As `kept`, with AVX2 too: 12 sums, 3 factors and 1 fill its registers.
+template <class T>
+inline Vec<T> in_register(Vec<T> v) {
+#if defined(__AVX2__)
+    asm("" : "+v"(v));
+#endif
+    return v;
+}
 
 #if defined(__AVX512F__)
 inline Vec<float> reciprocal_root(Vec<float> x) {
@@ -49,36 +58,36 @@ struct Fit {
     Vec<T> least, trace;
 };
 
-// Columns j .. j + ACROSS of PANEL rows from i on; j + ACROSS <= i.
-template <class T>
-inline void factor_beside(Int i, Int j, const Fit<T>& fit, Vec<T>* h) {
+// Columns j .. j + COLUMNS of PANEL rows from i on; j + COLUMNS <= i.
+template <class T, int COLUMNS>
+inline void factor_tile(Int i, Int j, const Fit<T>& fit, Vec<T>* h) {
     const Vec<T>* own[PANEL];
-    const Vec<T>* other[ACROSS];
+    const Vec<T>* other[COLUMNS];
 #pragma GCC unroll 4
     for (int r = 0; r < PANEL; ++r) own[r] = fit.lower + row_at(i + r);
 #pragma GCC unroll 4
-    for (int s = 0; s < ACROSS; ++s) other[s] = fit.lower + row_at(j + s);
-    Vec<T> left[PANEL][ACROSS];
+    for (int s = 0; s < COLUMNS; ++s) other[s] = fit.lower + row_at(j + s);
+    Vec<T> left[PANEL][COLUMNS];
 #pragma GCC unroll 4
     for (int r = 0; r < PANEL; ++r) {
         Vec<T>* at = h + row_at(i + r) + j;
         const Vec<T> x = fit.weight * fit.key[i + r];
 #pragma GCC unroll 4
-        for (int s = 0; s < ACROSS; ++s) left[r][s] = at[s] = fit.decay * at[s] + x * fit.key[j + s];
+        for (int s = 0; s < COLUMNS; ++s) left[r][s] = at[s] = fit.decay * at[s] + x * fit.key[j + s];
     }
     for (Int p = 0; p < j; ++p) {
-        Vec<T> y[ACROSS];
+        Vec<T> y[COLUMNS];
 #pragma GCC unroll 4
-        for (int s = 0; s < ACROSS; ++s) y[s] = kept<T>(other[s][p]);
+        for (int s = 0; s < COLUMNS; ++s) y[s] = in_register<T>(other[s][p]);
 #pragma GCC unroll 4
         for (int r = 0; r < PANEL; ++r) {
-            const Vec<T> x = kept<T>(own[r][p]);
+            const Vec<T> x = in_register<T>(own[r][p]);
 #pragma GCC unroll 4
-            for (int s = 0; s < ACROSS; ++s) left[r][s] -= x * y[s];
+            for (int s = 0; s < COLUMNS; ++s) left[r][s] -= x * y[s];
         }
     }
 #pragma GCC unroll 4
-    for (int s = 0; s < ACROSS; ++s) {
+    for (int s = 0; s < COLUMNS; ++s) {
         const Vec<T> scale = fit.reciprocal[j + s];
 #pragma GCC unroll 4
         for (int r = 0; r < PANEL; ++r) {
@@ -86,6 +95,16 @@ inline void factor_beside(Int i, Int j, const Fit<T>& fit, Vec<T>* h) {
             for (int p = 0; p < s; ++p) left[r][s] -= left[r][p] * other[s][j + p];
             fit.lower[row_at(i + r) + j + s] = left[r][s] *= scale;
         }
+    }
+}
+
+// Columns j .. end, whose number is a multiple of PANEL.
+template <class T>
+inline void factor_beside(Int i, Int j, Int end, const Fit<T>& fit, Vec<T>* h) {
+    while (j < end) {
+        const Int some = ACROSS == 3 && (end - j == 4 || end - j == 2) ? 2 : ACROSS;
+        some == 2 ? factor_tile<T, 2>(i, j, fit, h) : factor_tile<T, ACROSS>(i, j, fit, h);
+        j += some;
     }
 }
 
@@ -107,21 +126,29 @@ inline void factor_diagonal(Int i, Fit<T>& fit, Vec<T>* h) {
 #pragma GCC unroll 2
         for (int b = 0; b < SIDES; ++b) seen[b][r] = fit.right[b][i + r];
     }
+    const auto see = [&](Int p) {
+        Vec<T> y[SIDES];
+#pragma GCC unroll 2
+        for (int b = 0; b < SIDES; ++b) y[b] = fit.solved[b][p];
+#pragma GCC unroll 4
+        for (int r = 0; r < PANEL; ++r) {
+            const Vec<T> x = own[r][p];
+#pragma GCC unroll 2
+            for (int b = 0; b < SIDES; ++b) seen[b][r] -= x * y[b];
+        }
+    };
     for (Int p = 0; p < i; ++p) {
         Vec<T> x[PANEL];
 #pragma GCC unroll 4
         for (int r = 0; r < PANEL; ++r) {
-            x[r] = kept<T>(own[r][p]);
+            x[r] = in_register<T>(own[r][p]);
 #pragma GCC unroll 4
             for (int s = 0; s <= r; ++s) left[r][s] -= x[r] * x[s];
         }
-#pragma GCC unroll 2
-        for (int b = 0; b < SIDES; ++b) {
-            const Vec<T> y = fit.solved[b][p];
-#pragma GCC unroll 4
-            for (int r = 0; r < PANEL; ++r) seen[b][r] -= x[r] * y;
-        }
+        if (BYTES == 64) see(p);
     }
+    if (BYTES != 64)  // the sums above and these do not fit into the registers together
+        for (Int p = 0; p < i; ++p) see(p);
 #pragma GCC unroll 4
     for (int s = 0; s < PANEL; ++s) {
         const Vec<T> pivot = left[s][s], scale = reciprocal_root(pivot);
@@ -178,7 +205,7 @@ template <class T, int SIDES>
 __attribute__((noinline)) void solve_token(Int d, Fit<T>& fit, Vec<T>* h) {
     fit.least = fit.alpha * 0 + T(1e30), fit.trace = Vec<T>{};
     for (Int i = 0; i < d; i += PANEL) {
-        for (Int j = 0; j < i; j += ACROSS) factor_beside<T>(i, j, fit, h);
+        factor_beside<T>(i, 0, i, fit, h);
         factor_diagonal<T, SIDES>(i, fit, h);
     }
     for (Int i = d - PANEL; i >= 0; i -= PANEL) substitute_back<T, SIDES>(i, fit);

@@ -31,7 +31,10 @@ struct Group {
         }
     }
 
-    // Rows `at` ... of every lane, transposed; 0 where a lane has no token or no column. `width` >= columns.
+    bool has(int lane, Int at) const { return at < count[lane] && first[lane] + at >= 0; }
+
+    // Rows `at` ... of every lane, transposed; 0 where a lane has no token or no column. `width` >= columns. Tokens of the
+    // sequence that lie before a part can be read as well.
     void gather(const CausalTensor& x, Int at, Int rows, Int columns, Int width, Vec<S>* to) const {
         const Int step = step_of(width);
         for (Int i = 0; i < rows; ++i)
@@ -41,7 +44,7 @@ struct Group {
 #pragma GCC unroll 16
                 for (int g = 0; g < LANES; ++g) {
                     const S* p = static_cast<const S*>(x.data) + sequence[g] * x.batch + (first[g] + at + i) * x.row + j;
-                    block[g] = at + i < count[g] ? load_some<S>(p, some) : Vec<S>{};
+                    block[g] = has(g, at + i) ? load_some<S>(p, some) : Vec<S>{};
                 }
                 turn<S>(block);
                 for (int r = 0; r < LANES && j + r < width; ++r) to[i * step + j + r] = block[r];
@@ -65,7 +68,7 @@ struct Group {
     void gather_numbers(const void* x, Int batch, Int token, Int at, Int rows, S missing, Vec<S>* to) const {
         for (Int i = 0; i < rows; ++i)
             for (int g = 0; g < LANES; ++g)
-                to[i][g] = x && at + i < count[g]
+                to[i][g] = x && has(g, at + i)
                                ? static_cast<const S*>(x)[sequence[g] * batch + (first[g] + at + i) * token]
                                : missing;
     }
@@ -129,6 +132,11 @@ struct Totals {
     }
 };
 
+template <class T>
+inline Vec<T> one_of() {
+    return Vec<T>{} + T(1);
+}
+
 // As many doubles as T has lanes.
 template <class T>
 struct Doubles {
@@ -141,12 +149,13 @@ inline Vec<T> rounded(const double* x) {
     return __builtin_convertvector(*reinterpret_cast<const typename Doubles<T>::V*>(x), Vec<T>);
 }
 
-// x = fade x + added, in double
+// x = fade x + added, in double; and what it is rounded to.
 template <class T>
-inline void fade_and_add(double* x, const double* fade, Vec<T> added) {
+inline Vec<T> fade_and_add(double* x, const double* fade, Vec<T> added) {
     using D = typename Doubles<T>::V;
     D& at = *reinterpret_cast<D*>(x);
     at = *reinterpret_cast<const D*>(fade) * at + __builtin_convertvector(added, D);
+    return __builtin_convertvector(at, Vec<T>);
 }
 
 // A piece in the precision of the work.
@@ -187,17 +196,59 @@ struct Piece {
         for (Int t = 0; t < n; ++t) {
             from_start[t] = t ? decay[t] * from_start[t - 1] : decay[t];
             for (Int s = 0; s < t; ++s) share[t * n + s] = decay[t] * share[(t - 1) * n + s];
-            share[t * n + t] = Vec<T>{} + T(1);
+            share[t * n + t] = one_of<T>();
         }
         for (Int s = 0; s < n; ++s) to_end[s] = share[(n - 1) * n + s];
     }
 };
 
+// Sums of products in registers, PANEL x ACROSS where there are as many; each goes to take(i, j, sum).
+template <class T, int R, int S, class Take>
+inline void sum_tile(Int depth, Lanes<T> a, Lanes<T> b, Int i, Int j, const Take& take) {
+    Vec<T> sum[R][S] = {};
+    a = a.at(i, 0), b = b.at(0, j);
+    for (Int l = 0; l < depth; ++l) {
+        Vec<T> row[S];
+#pragma GCC unroll 4
+        for (int s = 0; s < S; ++s) row[s] = in_register<T>(b(l, s));
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) {
+            const Vec<T> x = in_register<T>(a(r, l));
+#pragma GCC unroll 4
+            for (int s = 0; s < S; ++s) sum[r][s] += x * row[s];
+        }
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+        for (int s = 0; s < S; ++s) take(i + r, j + s, sum[r][s]);
+}
+template <class T, int R, class Take>
+inline void sum_rows(Int n, Int depth, Lanes<T> a, Lanes<T> b, Int i, Int j, const Take& take) {
+    for (; n - j > ACROSS + 1 || n - j == ACROSS; j += ACROSS) sum_tile<T, R, ACROSS>(depth, a, b, i, j, take);
+    for (; n - j > 1; j += 2) sum_tile<T, R, 2>(depth, a, b, i, j, take);
+    if (j < n) sum_tile<T, R, 1>(depth, a, b, i, j, take);
+}
+// All sums, or with UPPER those of which j >= i, and some others.
+template <class T, class Take>
+inline void sum_products(Int m, Int n, Int depth, Lanes<T> a, Lanes<T> b, Part part, const Take& take) {
+    Int i = 0;
+    for (; i + PANEL <= m; i += PANEL) sum_rows<T, PANEL>(n, depth, a, b, i, part == UPPER ? i : 0, take);
+    for (; i < m; ++i) sum_rows<T, 1>(n, depth, a, b, i, part == UPPER ? i : 0, take);
+}
+template <class T>
+void set_products(Int m, Int n, Int depth, Lanes<T> a, Lanes<T> b, Lanes<T> c, Part part = FULL) {
+    sum_products<T>(m, n, depth, a, b, part, [&](Int i, Int j, Vec<T> sum) { c(i, j) = sum; });
+}
+template <class T>
+void add_products(Int m, Int n, Int depth, Lanes<T> a, Lanes<T> b, Lanes<T> c, Vec<T> scale) {
+    sum_products<T>(m, n, depth, a, b, FULL, [&](Int i, Int j, Vec<T> sum) { c(i, j) += scale * sum; });
+}
+
 // x_s y_t of all s <= t in row s, 0 elsewhere.
 template <class T>
 void later_pairs(Int n, Int depth, Lanes<T> x, Lanes<T> y, Vec<T>* to) {
-    const Vec<T> one = Vec<T>{} + T(1);
-    multiply_lanes<T>(n, n, depth, x, y.t(), {to, n, 1}, one, false, UPPER);
+    set_products<T>(n, n, depth, x, y.t(), {to, n, 1}, UPPER);
     for (Int s = 1; s < n; ++s)
         for (Int t = 0; t < s; ++t) to[s * n + t] = Vec<T>{};
 }
@@ -205,19 +256,18 @@ void later_pairs(Int n, Int depth, Lanes<T> x, Lanes<T> y, Vec<T>* to) {
 // Rows t: sum over s <= t of pairs[s, t] x_s, added.
 template <class T>
 void add_earlier(Int n, Int columns, const Vec<T>* pairs, Lanes<T> x, Lanes<T> to) {
-    const Vec<T> one = Vec<T>{} + T(1);
     const Lanes<T> turned = {const_cast<Vec<T>*>(pairs), 1, n};
-    for (Int t = 0; t < n; t += SIDE) {
-        const Int some = smaller<Int>(SIDE, n - t);
-        multiply_lanes<T>(some, columns, t + some, turned.at(t, 0), x, to.at(t, 0), one, true);
+    for (Int t = 0; t < n; t += PANEL) {
+        const Int some = smaller<Int>(PANEL, n - t);
+        add_products<T>(some, columns, t + some, turned.at(t, 0), x, to.at(t, 0), one_of<T>());
     }
 }
 // Rows s: scale times the sum over t >= s of pairs[s, t] x_t, added.
 template <class T>
 void add_later(Int n, Int columns, const Vec<T>* pairs, Lanes<T> x, Lanes<T> to, Vec<T> scale) {
     const Lanes<T> own = {const_cast<Vec<T>*>(pairs), n, 1};
-    for (Int s = 0; s < n; s += SIDE)
-        multiply_lanes<T>(smaller<Int>(SIDE, n - s), columns, n - s, own.at(s, s), x.at(s, 0), to.at(s, 0), scale, true);
+    for (Int s = 0; s < n; s += PANEL)
+        add_products<T>(smaller<Int>(PANEL, n - s), columns, n - s, own.at(s, s), x.at(s, 0), to.at(s, 0), scale);
 }
 
 template <class T>

@@ -5,7 +5,7 @@
 //     B_t = f_t B_0 + sum_{s<=t} D_ts w_s k_s v_s',   D_ts = gamma_{s+1} ... gamma_t,   f_t = gamma_1 ... gamma_t
 //
 // with sums B_0, S_0 before a piece in double. A piece in which a token asks for more than float is done in double.
-#include "forget_piece.h"
+#include "forget_near.h"
 
 #include "arguments.h"
 
@@ -29,6 +29,8 @@ struct Call {
     Totals<S> totals;
     Piece<S> narrow;
     Piece<double> wide;
+    Near<double> near;  // in double only: where float does not serve
+    Piece<S> before;    // key, weight and decay of the tokens before a piece
     bool exact;    // sums are made of products in double
     Vec<S> gain;
     Found worst;
@@ -40,7 +42,7 @@ struct Call {
           exact(sizeof(S) == 8) {
         totals.place(memory, d, k);
         narrow.place(memory, d, k, backward);
-        if (sizeof(S) == 4) wide.place(memory, d, k, backward);
+        if (sizeof(S) == 4) wide.place(memory, d, k, backward), near.place(memory, wide.row, wide.told_row), before.place(memory, d, k, false);
         for (int g = 0; g < WIDTH<S>; ++g) {
             gain[g] = a.gain ? static_cast<const S*>(a.gain)[group.sequence[g]] : S(1);
         }
@@ -52,7 +54,7 @@ struct Call {
 
     // The sums before the group's first token.
     void begin(const double* parts) {
-        totals.clear();
+        totals.clear(), rounded_sums = false;
         for (int g = 0; g < group.used; ++g) {
             const Int b = group.sequence[g], size = a.features;
             if (parts) {
@@ -100,6 +102,27 @@ struct Call {
         if (grad) some_lanes<double, S>(p.n * p.told_row, p.grad, half, wide.grad);
     }
 
+    void load_before(Int at, bool grad) {
+        group.gather(a.key, at - PIECE, PIECE, a.features, d, before.key);
+        if (grad) group.gather(a.value, at - PIECE, PIECE, k, k, before.value);
+        group.gather_numbers(a.weight, a.tokens, 1, at - PIECE, PIECE, S(a.weight ? 0 : 1), before.weight);
+        group.gather_numbers(a.decay, a.tokens, 1, at - PIECE, PIECE, S(1), before.decay);
+    }
+    void widen_before(int half, bool grad) {
+        Vec<double> weight[PIECE], decay[PIECE], left = one_of<double>();
+        some_lanes<double, S>(PIECE * wide.row, before.key, half, near.keys);
+        some_lanes<double, S>(PIECE, before.weight, half, weight);
+        some_lanes<double, S>(PIECE, before.decay, half, decay);
+        for (Int s = PIECE - 1; s >= 0; --s) near.counts[s] = weight[s] * left, left *= decay[s];
+        std::memcpy(near.keys + PIECE * wide.row, wide.key, std::size_t(wide.n * wide.row) * sizeof(Vec<double>));
+        if (grad) {
+            some_lanes<double, S>(PIECE * wide.told_row, before.value, half, near.values);
+            std::memcpy(near.values + PIECE * wide.told_row, wide.value, std::size_t(wide.n * wide.told_row) * sizeof(Vec<double>));
+        }
+        for (Int s = 0; s < PIECE + wide.n; ++s)
+            near.squares[s] = dot_lanes<double>(d, near.keys + s * wide.row, near.keys + s * wide.row);
+    }
+
     template <class T>
     Piece<T>& piece() {
         if constexpr (sizeof(T) == sizeof(S)) {
@@ -109,40 +132,47 @@ struct Call {
         }
     }
 
-    // The sums before the piece, in the precision of the work: `gram` whole, or as the triangle that tokens update.
+    // The sums before the piece, in the precision of the work.
     template <class T>
     void round_totals(int half, bool whole) {
         Piece<T>& p = piece<T>();
+        if (sizeof(T) == sizeof(S) && rounded_sums) return;
         const double *gram = totals.gram + half * WIDTH<T>, *cross = totals.cross + half * WIDTH<T>;
         for (Int j = 0; j < d; ++j)
-            for (Int i = 0; i <= j; ++i) {
-                const Vec<T> x = rounded<T>(gram + (i * d + j) * WIDTH<S>);
-                p.triangle[row_at(j) + i] = p.gain * x;
-                if (whole) p.gram[i * p.row + j] = p.gram[j * p.row + i] = x;
-            }
+            for (Int i = 0; i <= j; ++i) put_gram<T>(i, j, rounded<T>(gram + (i * d + j) * WIDTH<S>), whole);
         for (Int i = 0; i < d; ++i)
             for (Int j = 0; j < k; ++j) p.cross[i * p.told_row + j] = rounded<T>(cross + (i * k + j) * WIDTH<S>);
     }
 
-    // The sums after the piece. x_s are rows times the decay to the end, or from the start.
+    // The sums after the piece, and for the next one what they are rounded to. x_s are rows times the decay to the end, or
+    // from the start.
     template <class T>
-    void add_products(int half, const Vec<T>* x, const Vec<T>* gram_rows, const Vec<T>* x2, const Vec<T>* gram_rows2,
-                      const Vec<T>* cross_rows, const double* fade) {
+    void add_to_totals(int half, Vec<T>* x, Vec<T>* gram_rows, Vec<T>* x2, Vec<T>* gram_rows2, Vec<T>* cross_rows,
+                       const double* fade) {
         Piece<T>& p = piece<T>();
-        const Vec<T> one = Vec<T>{} + T(1);
-        const auto of = [](const Vec<T>* y, Int step) { return Lanes<T>{const_cast<Vec<T>*>(y), step, 1}; };
-        const Int row = p.row;
-        multiply_lanes<T>(d, d, p.n, of(x, row).t(), of(gram_rows, row), p.by_d(p.gram), one, false, UPPER);
-        if (x2) multiply_lanes<T>(d, d, p.n, of(x2, row).t(), of(gram_rows2, row), p.by_d(p.gram), one, true, UPPER);
-        for (Int i = 0; i < d; ++i)
-            for (Int j = i; j < d; ++j)
-                fade_and_add<T>(totals.gram + (i * d + j) * WIDTH<S> + half * WIDTH<T>, fade, p.gram[i * row + j]);
-        if (!k) return;
-        multiply_lanes<T>(d, k, p.n, of(x, row).t(), of(cross_rows, p.told_row), p.by_k(p.cross), one);
-        for (Int i = 0; i < d; ++i)
-            for (Int j = 0; j < k; ++j)
-                fade_and_add<T>(totals.cross + (i * k + j) * WIDTH<S> + half * WIDTH<T>, fade, p.cross[i * p.told_row + j]);
+        double *gram = totals.gram + half * WIDTH<T>, *cross = totals.cross + half * WIDTH<T>;
+        const bool whole = x2 || keeps_sums();
+        rounded_sums = sizeof(T) == sizeof(S);
+        if (x2) set_products<T>(d, d, p.n, p.by_d(x2).t(), p.by_d(gram_rows2), p.by_d(p.gram), UPPER);
+        sum_products<T>(d, d, p.n, p.by_d(x).t(), p.by_d(gram_rows), UPPER, [&](Int i, Int j, Vec<T> sum) {
+            if (j < i) return;
+            const Vec<T> added = x2 ? sum + p.gram[i * p.row + j] : sum;
+            put_gram<T>(i, j, fade_and_add<T>(gram + (i * d + j) * WIDTH<S>, fade, added), whole);
+        });
+        sum_products<T>(d, k, p.n, p.by_d(x).t(), p.by_k(cross_rows), FULL, [&](Int i, Int j, Vec<T> sum) {
+            p.cross[i * p.told_row + j] = fade_and_add<T>(cross + (i * k + j) * WIDTH<S>, fade, sum);
+        });
     }
+    // Sums before the piece: `gram` whole, or as the triangle that tokens update.
+    template <class T>
+    void put_gram(Int i, Int j, Vec<T> x, bool whole) {
+        Piece<T>& p = piece<T>();
+        p.triangle[row_at(j) + i] = p.gain * x;
+        if (whole) p.gram[i * p.row + j] = p.gram[j * p.row + i] = x;
+    }
+    bool keeps_sums() const { return a.to_decay || a.to_gain; }  // z_t S_0 r_t is wanted
+    bool rounded_sums = false;                                   // those before the piece, in the precision of its tokens
+
     template <class T>
     void add_tokens(int half) {
         Piece<T>& p = piece<T>();
@@ -150,7 +180,7 @@ struct Call {
         for (int g = 0; g < WIDTH<T>; ++g) fade[g] = double(p.from_start[p.n - 1][g]);
         for (Int s = 0; s < p.n; ++s)
             for (Int i = 0; i < d; ++i) p.rows[s * p.row + i] = p.to_end[s] * p.weight[s] * p.key[s * p.row + i];
-        add_products<T>(half, p.rows, p.key, nullptr, nullptr, p.value, fade);
+        add_to_totals<T>(half, p.rows, p.key, nullptr, nullptr, p.value, fade);
     }
     // Over all halves; the tokens are loaded.
     void advance() {
@@ -161,7 +191,7 @@ struct Call {
     // Sums are those of products in double from now on: what was added since they were so is added again.
     void make_exact(Int at) {
         if (exact_until) {
-            totals.copy(exact_totals);
+            totals.copy(exact_totals), rounded_sums = false;
         } else {
             begin(plan.starts);
         }
@@ -178,10 +208,38 @@ struct Call {
     Totals<S> exact_totals = {};
     Int exact_until = 0;
 
+    // The same where few tokens are left of the past; false where too many are.
+    template <int SIDES>
+    bool solve_near(Found& found, int half) {
+        Piece<double>& p = wide;
+        widen_before(half, SIDES == 2);
+        Vec<double> trace = {}, worst = {}, reach = {};
+        for (Int i = 0; i < d; ++i)
+            for (int g = 0; g < WIDTH<double>; ++g) trace[g] += totals.gram[i * (d + 1) * WIDTH<S> + half * WIDTH<double> + g];
+        const Int size = near.window(p, trace, smaller(PIECE, d / 2));
+        if (!size) return false;
+        near.template solve<SIDES>(size, p);
+        for (Int t = 0; t < p.n; ++t) {
+            Vec<double> sum = p.from_start[t] * trace;
+            for (Int s = 0; s <= t; ++s) sum += near.share(p, t, PIECE + s) * near.squares[PIECE + s];
+            sum *= p.gain;
+            worst = upper_of(worst, double(d) + sum / p.alpha[t]);
+            reach = upper_of(reach, sum * dot_lanes<double>(d, p.solved + t * p.row, p.solved + t * p.row));
+        }
+        for (int g = 0; g < WIDTH<double>; ++g) {
+            found.ratio[half * WIDTH<double> + g] = worst[g];
+            found.reach[half * WIDTH<double> + g] = root(reach[g]);
+        }
+        if (SIDES == 2) measure_spread<double>(found, half);
+        return true;
+    }
+
     // z_t, and with SIDES = 2 r_t; false where a ratio is above `limit`, and then not all is done. In `reach` the largest
     // |z_t| |S_t|^(1/2): what rounding of z_t does to the answers, over the values.
     template <class T, int SIDES>
     bool solve(double limit, Found& found, int half) {
+        if constexpr (sizeof(T) != sizeof(S))
+            if (solve_near<SIDES>(found, half)) return true;
         Piece<T>& p = piece<T>();
         Vec<T> worst = {}, reach = {};
         for (Int t = 0; t < p.n; ++t) {
@@ -272,8 +330,7 @@ struct Call {
     template <class T>
     void tell() {
         Piece<T>& p = piece<T>();
-        const Vec<T> one = Vec<T>{} + T(1);
-        multiply_lanes<T>(p.n, d, k, p.by_k(p.grad), p.by_k(p.cross).t(), p.by_d(p.others), one);
+        set_products<T>(p.n, d, k, p.by_k(p.grad), p.by_k(p.cross).t(), p.by_d(p.others));
         later_pairs<T>(p.n, k, p.by_k(p.value), p.by_k(p.grad), p.pairs[0]);
         for (Int t = 0; t < p.n; ++t) {
             for (Int i = 0; i < d; ++i) p.rows[t * p.row + i] = p.from_start[t] * p.others[t * p.row + i];
@@ -286,9 +343,8 @@ struct Call {
     template <class T>
     void answer() {
         Piece<T>& p = piece<T>();
-        const Vec<T> one = Vec<T>{} + T(1);
         later_pairs<T>(p.n, d, p.by_d(p.key), p.by_d(p.solved), p.pairs[0]);
-        multiply_lanes<T>(p.n, k, d, p.by_d(p.solved), p.by_k(p.cross), p.by_k(p.rows), one);
+        set_products<T>(p.n, k, d, p.by_d(p.solved), p.by_k(p.cross), p.by_k(p.rows));
         for (Int t = 0; t < p.n; ++t) {
             for (Int i = 0; i < k; ++i) p.rows[t * p.told_row + i] *= p.from_start[t];
             for (Int s = 0; s <= t; ++s) p.pairs[0][s * p.n + t] *= p.share[t * p.n + s] * p.weight[s];
@@ -302,7 +358,7 @@ struct Call {
     void each_precision(Int at, bool grad, Work work) {
         Found found;
         bool good = false;
-        const bool whole = a.to_decay || a.to_gain;  // z_t S_0 r_t is wanted
+        const bool whole = keeps_sums();
         if (!hard) {
             round_totals<S>(0, whole);
             good = work(S(), 0, found);
@@ -311,6 +367,7 @@ struct Call {
         if constexpr (sizeof(S) == 4) {
             if (!good) {
                 if (!exact) make_exact(at), load_rest(at, grad);
+                load_before(at, grad);
                 for (int half = 0; half < HALVES; ++half) {
                     widen_tokens(half), widen_rest(half, grad), round_totals<double>(half, whole);
                     work(double(), half, found);
@@ -391,14 +448,13 @@ struct Call {
     template <class T>
     void keep(Int at, int half) {
         const Piece<T>& p = piece<T>();
-        const Vec<T> one = Vec<T>{} + T(1);
         Vec<T>* to = kept_of<T>(at / PIECE, half);
         for (Int t = 0; t < p.n; ++t)
             for (Int i = 0; i < d; ++i)
                 to[t * d + i] = p.solved[t * p.row + i], to[(PIECE + t) * d + i] = p.told[t * p.row + i];
         to += 2 * PIECE * d;
         if (!a.to_decay && !a.to_gain) return;
-        multiply_lanes<T>(p.n, d, d, p.by_d(p.solved), p.by_d(p.gram), p.by_d(p.rows), one);
+        set_products<T>(p.n, d, d, p.by_d(p.solved), p.by_d(p.gram), p.by_d(p.rows));
         for (Int t = 0; t < p.n; ++t) {
             const Vec<T> spread = dot_lanes<T>(d, p.rows + t * p.row, p.told + t * p.row);
             to[t] = dot_lanes<T>(d, p.others + t * p.row, p.solved + t * p.row) - p.gain * spread, to[PIECE + t] = spread;
@@ -440,7 +496,7 @@ struct Call {
                 p.rows[t * p.row + i] = p.from_start[t] * p.solved[t * p.row + i];
                 p.others[t * p.row + i] = p.from_start[t] * p.told[t * p.row + i];
             }
-        add_products<T>(half, p.rows, p.told, p.others, p.solved, p.grad, fade);
+        add_to_totals<T>(half, p.rows, p.told, p.others, p.solved, p.grad, fade);
     }
 
     template <class T>
@@ -457,7 +513,6 @@ struct Call {
     void slopes(Int at, int half) {
         Piece<T>& p = piece<T>();
         const Int n = p.n;
-        const Vec<T> one = Vec<T>{} + T(1);
         round_totals<T>(half, true);  // cross: sum D z g'; gram: sum D (z r' + r z')
         Vec<T>*seen = p.pairs[0], *also = p.pairs[1], *missed = p.pairs[2], *faded = p.pairs[3];
         later_pairs<T>(n, d, p.by_d(p.key), p.by_d(p.solved), seen);   // z_t k_s
@@ -479,9 +534,9 @@ struct Call {
             if (a.to_gain) gain_slope -= p.from_start[s] * kept[PIECE + s];
         }
         // keys: D_es (C v - c M k), then sum D_ts (z_t missed - c r_t seen)
-        multiply_lanes<T>(n, d, k, p.by_k(p.value), p.by_k(p.cross).t(), p.by_d(p.rows), one);
+        set_products<T>(n, d, k, p.by_k(p.value), p.by_k(p.cross).t(), p.by_d(p.rows));
         for (Int s = 0; s < n; ++s) far[s] = dot_lanes<T>(d, p.key + s * p.row, p.rows + s * p.row);
-        multiply_lanes<T>(n, d, d, p.by_d(p.key), p.by_d(p.gram), p.by_d(p.rows), -p.gain, true);
+        add_products<T>(n, d, d, p.by_d(p.key), p.by_d(p.gram), p.by_d(p.rows), -p.gain);
         for (Int s = 0; s < n; ++s) {
             far[s] = T(0.5) * (far[s] + dot_lanes<T>(d, p.key + s * p.row, p.rows + s * p.row));
             to_weight[s] += p.to_end[s] * far[s];
@@ -490,15 +545,15 @@ struct Call {
         if (a.to_decay) decay_slopes<T>(kept + 2 * PIECE, kept, seen, missed, far, faded, to_decay);
         for (Int s = 0; s < n; ++s)
             for (Int t = s; t < n; ++t) missed[s * n + t] *= p.share[t * n + s], seen[s * n + t] *= p.share[t * n + s];
-        add_later<T>(n, d, missed, p.by_d(p.solved), p.by_d(p.rows), one);
+        add_later<T>(n, d, missed, p.by_d(p.solved), p.by_d(p.rows), one_of<T>());
         add_later<T>(n, d, seen, p.by_d(p.told), p.by_d(p.rows), -p.gain);
         for (Int s = 0; s < n; ++s)
             for (Int i = 0; i < d; ++i) p.rows[s * p.row + i] *= p.weight[s];
         put_rows<T>(p.rows, half, at, a.features, p.row, narrow.rows, a.to_key);
-        multiply_lanes<T>(n, k, d, p.by_d(p.key), p.by_k(p.cross), p.by_k(p.rows), one);
+        set_products<T>(n, k, d, p.by_d(p.key), p.by_k(p.cross), p.by_k(p.rows));
         for (Int s = 0; s < n; ++s)
             for (Int i = 0; i < k; ++i) p.rows[s * p.told_row + i] *= p.to_end[s];
-        add_later<T>(n, k, seen, p.by_k(p.grad), p.by_k(p.rows), one);
+        add_later<T>(n, k, seen, p.by_k(p.grad), p.by_k(p.rows), one_of<T>());
         for (Int s = 0; s < n; ++s)
             for (Int i = 0; i < k; ++i) p.rows[s * p.told_row + i] *= p.weight[s];
         put_rows<T>(p.rows, half, at, k, p.told_row, narrow.others, a.to_value);
@@ -539,11 +594,6 @@ struct Call {
                 across[l] = p.decay[t] * across[l] + p.weight[t] * seen[t * n + l] * missed[t * n + l];
         }
     }
-    template <class T>
-    static Vec<T> one_of() {
-        return Vec<T>{} + T(1);
-    }
-
     template <class Work>
     void backwards(Work work) {
         for (Int i = pieces() - 1; i >= 0; --i) {
@@ -579,7 +629,7 @@ struct Call {
     }
     void begin_later() {
         if (plan.ends) return begin(plan.ends);
-        totals.clear();
+        totals.clear(), rounded_sums = false;
     }
 
     // The sums of the group's own tokens.

@@ -127,7 +127,8 @@ Status climb(const RidgeArguments& a, Int b, Int n, T* out, T* report, Arena& ar
 template <class T>
 Status finish(const RidgeArguments& a, Fit<T>& f, Int b, Int n, Arena& arena) {
     const Int k = a.columns;
-    T *out = static_cast<T*>(a.forward.out) + b * a.queries * k, *report = static_cast<T*>(a.forward.report) + b * 3;
+    T *out = static_cast<T*>(a.forward.out) + b * a.queries * k, told[3];
+    T* report = a.forward.report ? static_cast<T*>(a.forward.report) + b * 3 : told;
     const T ratio = screened(a, f, ratio_of(a, f, n, arena));
     const T eps = sizeof(T) == 4 ? T(__FLT_EPSILON__) : T(__DBL_EPSILON__);
     report[0] = a.dual ? DUAL : PRIMAL, report[1] = ratio, report[2] = ratio * eps;

@@ -8,7 +8,7 @@ namespace INTENTION_ARCH {
 // The queries of a block and what is known of their softmax so far.
 template <class T>
 struct Block {
-    Lanes<T> lanes;
+    Turned<T> lanes;
     T *scores;  // (keys at once, queries of the block)
     T *largest, *total;  // per query
     T *shrink;  // what the keys before count less, since the largest score has grown
@@ -85,7 +85,7 @@ void attend(const RidgeArguments& a, Int m, const Fit<T>& f, T* out, T* kept, co
 
 // Rounding moves a score by eps times this: |x| |k|, or in the dual |q| |k| |G^-1|.
 template <class T>
-T reach(const RidgeArguments& a, const Fit<T>& f, T ratio, T longest_key, Int width, const Lanes<T>& lanes) {
+T reach(const RidgeArguments& a, const Fit<T>& f, T ratio, T longest_key, Int width, const Turned<T>& lanes) {
     if (a.dual) return longest_column(a.features, width, lanes.query) * longest_key * ratio / f.largest;
     return longest_column(a.features, width, lanes.moved) * longest_key;
 }

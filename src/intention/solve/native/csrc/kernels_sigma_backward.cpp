@@ -12,7 +12,7 @@ namespace INTENTION_ARCH {
 
 template <class T>
 struct Pulled {  // of one block of queries; all but `rows` lie as scores do
-    Lanes<T> lanes;
+    Turned<T> lanes;
     T *rows;                     // (QUERIES, d): X, where N >= d
     T *grad;                     // (k, queries): the transpose of g
     T *shares, *scores;          // (keys at once, queries): P; g V', then dS'

@@ -120,13 +120,13 @@ T longest_row(Int m, Int n, In<T> x) {
 
 // The queries of a block along the lanes.
 template <class T>
-struct Lanes {
+struct Turned {
     T *query;   // (d, queries): Q'
     T *mapped;  // (N, queries): K Q', in the dual
     T *moved;   // (d, queries): Sigma^-1 Q'; in the dual (N, queries): G^-1 K Q', the scores themselves
     Refinement<T> refinement;
 
-    Lanes(const RidgeArguments& a, Arena& arena)
+    Turned(const RidgeArguments& a, Arena& arena)
         : query(arena.take<T>(Blocks<T>::QUERIES * a.features)),
           mapped(a.dual ? arena.take<T>(Blocks<T>::QUERIES * a.points) : query),
           moved(arena.take<T>(Blocks<T>::QUERIES * size_of(a))),

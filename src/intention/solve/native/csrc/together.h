@@ -14,11 +14,6 @@ inline bool fits_lanes(const RidgeArguments& a) {
     return n <= SMALL && !a.intercept && rows * (a.features + a.columns) <= LANES_HOLD;
 }
 
-template <class T>
-Lanes<T> room(Int rows, Int columns, Arena& arena) {
-    return {reinterpret_cast<Vec<T>*>(arena.take<T>(rows * columns * WIDTH<T>)), columns, 1};
-}
-
 // One register of elements; lanes without an element of their own repeat the last one.
 template <class T>
 struct Group {
@@ -32,7 +27,14 @@ Lanes<T> read(Int rows, Int columns, const Tensor& x, Int inner, Int batch, Int 
     const Lanes<T> to = room<T>(rows, columns, arena);
     Spread<const T> from;
     from.row = x.row;
-    for (int g = 0; g < WIDTH<T>; ++g) from.p[g] = matrix_of<T>(x, (b + smaller(g, count - 1)) / times, inner).p;
+    Int time = b % times, in = b / times % inner, out = b / times / inner;  // counted on: a division takes long
+    for (int g = 0; g < WIDTH<T>; ++g) {
+        from.p[g] = static_cast<const T*>(x.data) + out * x.outer + in * x.inner;
+        if (g + 1 < count && ++time == times) {
+            time = 0;
+            if (++in == inner) in = 0, ++out;
+        }
+    }
     if (batch * rows * columns * Int(sizeof(T)) <= NEAR_BYTES) {
         mix<T, false>(rows, columns, from, to.p, 0);
     } else {
@@ -51,6 +53,7 @@ void write(Int rows, Int columns, int count, Lanes<T> from, void* to, Int b) {
 
 template <class T>
 Vec<T> read_each(const PerElement& x, Int b, int count, T otherwise) {
+    if (!x.data || !x.step) return Vec<T>{} + entry<T>(x, 0, otherwise);
     Vec<T> to;
     for (int g = 0; g < WIDTH<T>; ++g) to[g] = entry<T>(x, b + smaller(g, count - 1), otherwise);
     return to;
@@ -95,9 +98,25 @@ Group<T> read_group(const RidgeArguments& a, Int b, int count, bool with_values,
     return group;
 }
 
+// Sigma^-1 times a matrix, from the inverse where it is there, or from X = U^-T.
+template <class T>
+struct GroupSolver {
+    Int n;
+    Lanes<T> x, inverse;
+
+    void operator()(Int k, Lanes<T> b, Lanes<T> out, Arena& arena) const {
+        if (inverse.p) {
+            multiply_lanes<T>(n, k, n, inverse, b, out, Vec<T>{} + T(1));
+        } else {
+            solve_together<T>(n, k, x, b, room<T>(n, k, arena), out);
+        }
+    }
+};
+
 template <class T>
 struct GroupFit {
-    Lanes<T> upper, inverse;  // U, Sigma^-1
+    Lanes<T> upper;  // U
+    GroupSolver<T> solve;
     Vec<T> ratio;
     bool failed;
 };
@@ -123,10 +142,10 @@ Vec<T> largest_eigenvalues(Int n, Lanes<T> sigma, const Vec<T>* counts) {
 }
 
 template <class T>
-GroupFit<T> fit_group(const RidgeArguments& a, const Group<T>& group, Int n, Arena& arena) {
+GroupFit<T> fit_group(const RidgeArguments& a, const Group<T>& group, Int n, bool inverse, Arena& arena) {
     const Vec<T> none = {};
-    GroupFit<T> fit = {room<T>(n, n, arena), room<T>(n, n, arena), none, false};
-    const Lanes<T> x = room<T>(n, n, arena), left = a.dual ? group.key : group.key.t();
+    GroupFit<T> fit = {room<T>(n, n, arena), {n, room<T>(n, n, arena), {nullptr, 0, 0}}, none, false};
+    const Lanes<T> x = fit.solve.x, left = a.dual ? group.key : group.key.t();
     multiply_lanes<T>(n, n, a.dual ? a.features : a.points, left, left.t(), fit.upper, group.gain, false, UPPER);
     Vec<T> reciprocal[SMALL], counts[SMALL], grown = none;
     for (Int i = 0; i < n; ++i) {
@@ -134,10 +153,18 @@ GroupFit<T> fit_group(const RidgeArguments& a, const Group<T>& group, Int n, Are
         fit.upper(i, i) += group.alpha;
     }
     const Vec<T> largest = largest_eigenvalues<T>(n, fit.upper, counts);
-    const auto failed = cholesky_together<T>(n, n, fit.upper.p, reciprocal);
-    invert_together<T>(n, n, fit.upper.p, reciprocal, x.p, fit.inverse.p);
+    const auto failed = cholesky_together<T>(n, fit.upper, reciprocal);
+    invert_together<T>(n, fit.upper, reciprocal, x);
+    if (inverse) {
+        fit.solve.inverse = room<T>(n, n, arena);
+        cross_together<T>(n, x, fit.solve.inverse);
+    }
     for (int g = 0; g < WIDTH<T>; ++g) fit.failed |= failed[g] != 0;
-    for (Int i = 0; i < n; ++i) grown = most<T>(grown, counts[i] * fit.inverse(i, i));
+    for (Int i = 0; i < n; ++i) {
+        Vec<T> diagonal = none;  // of Sigma^-1
+        for (Int l = i; l < n; ++l) diagonal += x(l, i) * x(l, i);
+        grown = most<T>(grown, counts[i] * diagonal);
+    }
     fit.ratio = most<T>(none + T(1), largest * grown);
     return fit;
 }
@@ -155,16 +182,16 @@ void weigh_group(const RidgeArguments& a, const Group<T>& group, Lanes<T> invers
 
 // Coefficients and prediction
 template <class T>
-void solve_group(const RidgeArguments& a, const Group<T>& group, Lanes<T> inverse, Lanes<T> coef, Lanes<T> out,
-                 Arena& arena) {
-    const Int n = a.points, m = a.queries, d = a.features, k = a.columns, size = a.dual ? n : d;
+void solve_group(const RidgeArguments& a, const Group<T>& group, const GroupSolver<T>& solve, Lanes<T> coef,
+                 Lanes<T> out, Arena& arena) {
+    const Int n = a.points, m = a.queries, d = a.features, k = a.columns;
     const Vec<T> none = {}, one = none + T(1), scale = none + T(a.scale);
     Lanes<T> rhs = group.value;
     if (!a.dual) {
         rhs = room<T>(d, k, arena);
         multiply_lanes<T>(d, k, n, group.key.t(), group.value, rhs, one);
     }
-    multiply_lanes<T>(size, k, size, inverse, rhs, coef, one);
+    solve(k, rhs, coef, arena);
     if (!a.dual) {
         multiply_lanes<T>(m, k, d, group.query, coef, out, scale);
     } else if (!scores_cost_less(a)) {
@@ -184,45 +211,42 @@ bool forward_group(const RidgeArguments& a, Int b, int count, Arena& arena) {
     const Int n = a.points, m = a.queries, d = a.features, k = a.columns, size = a.dual ? n : d;
     arena.reset();
     const Group<T> group = read_group<T>(a, b, count, true, arena);
-    const GroupFit<T> fit = fit_group<T>(a, group, size, arena);
+    const bool weighed = weights_cost_less(a);
+    const GroupFit<T> fit = fit_group<T>(a, group, size, a.inverse || weighed, arena);
     if (fit.failed || !group.allowed) return false;
     for (int g = 0; g < count; ++g)
         if (!(fit.ratio[g] < T(a.easy))) return false;
     const Lanes<T> out = room<T>(m, k, arena);
-    if (weights_cost_less(a)) {
-        weigh_group<T>(a, group, fit.inverse, out, arena);
+    if (weighed) {
+        weigh_group<T>(a, group, fit.solve.inverse, out, arena);
     } else {
         const Lanes<T> coef = room<T>(size, k, arena);
-        solve_group<T>(a, group, fit.inverse, coef, out, arena);
+        solve_group<T>(a, group, fit.solve, coef, out, arena);
         if (a.coef) write<T>(size, k, count, coef, a.coef, b);
     }
     write<T>(m, k, count, out, a.forward.out, b);
     if (a.matrix) {
         for (Int i = 0; i < size; ++i)
             for (Int j = 0; j < i; ++j) fit.upper(i, j) = fit.upper(j, i), fit.upper(j, i) = Vec<T>{};
-        write<T>(size, size, count, a.inverse ? fit.inverse : fit.upper, a.matrix, b);
+        write<T>(size, size, count, a.inverse ? fit.solve.inverse : fit.upper, a.matrix, b);
     }
     const T eps = sizeof(T) == 4 ? T(__FLT_EPSILON__) : T(__DBL_EPSILON__);
     T* report = static_cast<T*>(a.forward.report) + b * 3;
-    for (int g = 0; g < count; ++g, report += 3)
+    for (int g = 0; a.forward.report && g < count; ++g, report += 3)
         report[0] = a.dual ? DUAL : PRIMAL, report[1] = fit.ratio[g], report[2] = fit.ratio[g] * eps;
     return true;
 }
 
-// Sigma^-1 from what a forward left behind.
+// What a forward left behind.
 template <class T>
-Lanes<T> saved_inverse(const RidgeArguments& a, Int b, int count, Int n, Arena& arena) {
-    const Tensor matrix = {a.matrix, n * n, 0, n};
-    const Lanes<T> saved = read<T>(n, n, matrix, 1, a.batch, b, count, 1, arena);
-    if (a.inverse) return saved;
-    const Lanes<T> x = room<T>(n, n, arena), inverse = room<T>(n, n, arena);
+GroupSolver<T> saved_solver(const RidgeArguments& a, Int b, int count, Int n, Arena& arena) {
+    const Lanes<T> saved = read<T>(n, n, {a.matrix, n * n, 0, n}, 1, a.batch, b, count, 1, arena);
+    if (a.inverse) return {n, {nullptr, 0, 0}, saved};
+    const GroupSolver<T> solve = {n, room<T>(n, n, arena), {nullptr, 0, 0}};
     Vec<T> reciprocal[SMALL];
-    for (Int i = 0; i < n; ++i) {
-        reciprocal[i] = T(1) / saved(i, i);
-        for (Int j = 0; j < i; ++j) saved(j, i) = saved(i, j);
-    }
-    invert_together<T>(n, n, saved.p, reciprocal, x.p, inverse.p);
-    return inverse;
+    for (Int i = 0; i < n; ++i) reciprocal[i] = T(1) / saved(i, i);
+    invert_together<T>(n, saved.t(), reciprocal, solve.x);
+    return solve;
 }
 
 template <class T>
@@ -249,8 +273,8 @@ void alpha_gradient_group(const RidgeArguments& a, Int b, int count, Int size, c
 // S, then Q's gradient over Q and K~'s into `to`, by way of the d x k matrices Q'g and K~'P or the m x n matrices Q K~'
 // and g P', whichever are smaller.
 template <class T>
-void dual_group(const RidgeArguments& a, const Group<T>& group, Lanes<T> grad, Lanes<T> coef, Lanes<T> inverse, Lanes<T> s,
-                Lanes<T> to, Arena& arena) {
+void dual_group(const RidgeArguments& a, const Group<T>& group, Lanes<T> grad, Lanes<T> coef,
+                const GroupSolver<T>& solve, Lanes<T> s, Lanes<T> to, Arena& arena) {
     const Int n = a.points, m = a.queries, d = a.features, k = a.columns;
     const Vec<T> one = Vec<T>{} + T(1);
     const Lanes<T> seen = room<T>(n, k, arena), both = room<T>(n, n, arena);
@@ -269,7 +293,7 @@ void dual_group(const RidgeArguments& a, const Group<T>& group, Lanes<T> grad, L
         multiply_lanes<T>(d, k, n, group.key.t(), coef, map, one);
         if (a.backward.query) multiply_lanes<T>(m, d, k, grad, map.t(), group.query, one);
     }
-    multiply_lanes<T>(n, k, n, inverse, seen, s, one);
+    solve(k, seen, s, arena);
     if (!a.backward.key) return;
     multiply_lanes<T>(n, n, k, coef, s.t(), both, one);
     for (Int i = 0; i < n; ++i)
@@ -279,13 +303,13 @@ void dual_group(const RidgeArguments& a, const Group<T>& group, Lanes<T> grad, L
 
 // The same of the primal, with Z (d, k) and S = K~Z: R Z' - c S W' with R = V~ - c K~W
 template <class T>
-void primal_group(const RidgeArguments& a, const Group<T>& group, Lanes<T> grad, Lanes<T> coef, Lanes<T> inverse,
-                  Lanes<T> z, Lanes<T> s, Lanes<T> to, Arena& arena) {
+void primal_group(const RidgeArguments& a, const Group<T>& group, Lanes<T> grad, Lanes<T> coef,
+                  const GroupSolver<T>& solve, Lanes<T> z, Lanes<T> s, Lanes<T> to, Arena& arena) {
     const Int n = a.points, m = a.queries, d = a.features, k = a.columns;
     const Vec<T> one = Vec<T>{} + T(1);
     const Lanes<T> y = room<T>(d, k, arena);
     multiply_lanes<T>(d, k, m, group.query.t(), grad, y, one);
-    multiply_lanes<T>(d, k, d, inverse, y, z, one);
+    solve(k, y, z, arena);
     multiply_lanes<T>(n, k, d, group.key, z, s, one);
     if (a.backward.query) multiply_lanes<T>(m, d, k, grad, coef.t(), group.query, one);
     if (!a.backward.key) return;
@@ -302,13 +326,13 @@ void backward_group(const RidgeArguments& a, Int b, int count, Arena& arena) {
     const Group<T> group = read_group<T>(a, b, count, !a.dual, arena);
     const Lanes<T> grad = read<T>(m, k, a.backward.grad, a.inner, a.batch, b, count, 1, arena);
     const Lanes<T> coef = read<T>(size, k, {a.coef, size * k, 0, k}, 1, a.batch, b, count, 1, arena);
-    const Lanes<T> inverse = saved_inverse<T>(a, b, count, size, arena);
+    const GroupSolver<T> solve = saved_solver<T>(a, b, count, size, arena);
     for (Int i = 0; a.scale != 1 && i < m * k; ++i) grad.p[i] *= T(a.scale);
     const Lanes<T> s = room<T>(n, k, arena), solved = a.dual ? s : room<T>(d, k, arena), key = room<T>(n, d, arena);
     if (a.dual) {
-        dual_group<T>(a, group, grad, coef, inverse, s, key, arena);
+        dual_group<T>(a, group, grad, coef, solve, s, key, arena);
     } else {
-        primal_group<T>(a, group, grad, coef, inverse, solved, s, key, arena);
+        primal_group<T>(a, group, grad, coef, solve, solved, s, key, arena);
     }
     if (a.backward.query) write<T>(m, d, count, group.query, a.backward.query, b);
     if (a.backward.alpha) alpha_gradient_group<T>(a, b, count, size * k, solved.p, coef.p);

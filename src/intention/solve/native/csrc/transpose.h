@@ -13,13 +13,38 @@ inline void swap_blocks(Vec<T>& a, Vec<T>& b, Indices<I...>) {
     b = __builtin_shufflevector(a, b, (I / H % 2 == 0 ? I + H : W + I)...);
     a = first;
 }
+// Of every four lanes two of a and two of b: one by one in turn, or side by side; the first two or the others.
+template <class T, int SECOND, int... I>
+inline Vec<T> in_turn(Vec<T> a, Vec<T> b, Indices<I...>) {
+    return __builtin_shufflevector(a, b, (I / 4 * 4 + I % 4 / 2 + 2 * SECOND + I % 2 * WIDTH<T>)...);
+}
+template <class T, int SECOND, int... I>
+inline Vec<T> side_by_side(Vec<T> a, Vec<T> b, Indices<I...>) {
+    return __builtin_shufflevector(a, b, (I / 4 * 4 + I % 2 + 2 * SECOND + I % 4 / 2 * WIDTH<T>)...);
+}
+// Squares of four lanes, one instruction for each vector of a step where they are as long as a register of SSE.
+template <class T>
+inline void turn_fours(Vec<T>* x) {
+    using All = typename Count<WIDTH<T>>::type;
+#pragma GCC unroll 4
+    for (int r = 0; r < WIDTH<T>; r += 4) {
+        const Vec<T> a = in_turn<T, 0>(x[r], x[r + 1], All()), b = in_turn<T, 1>(x[r], x[r + 1], All()),
+                     c = in_turn<T, 0>(x[r + 2], x[r + 3], All()), d = in_turn<T, 1>(x[r + 2], x[r + 3], All());
+        x[r] = side_by_side<T, 0>(a, c, All()), x[r + 1] = side_by_side<T, 1>(a, c, All());
+        x[r + 2] = side_by_side<T, 0>(b, d, All()), x[r + 3] = side_by_side<T, 1>(b, d, All());
+    }
+}
 template <class T, int H = WIDTH<T> / 2>
 inline void turn(Vec<T>* x) {
     constexpr int W = WIDTH<T>;
+    if constexpr (H == 2 && sizeof(T) == 4) {
+        turn_fours<T>(x);
+    } else {
 #pragma GCC unroll 16
-    for (int r = 0; r < W; ++r)
-        if (r % (2 * H) < H) swap_blocks<T, H>(x[r], x[r + H], typename Count<W>::type());
-    if constexpr (H > 1) turn<T, H / 2>(x);
+        for (int r = 0; r < W; ++r)
+            if (r % (2 * H) < H) swap_blocks<T, H>(x[r], x[r + H], typename Count<W>::type());
+        if constexpr (H > 1) turn<T, H / 2>(x);
+    }
 }
 #else
 template <class T>
