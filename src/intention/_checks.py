@@ -28,7 +28,7 @@ def points(query: Tensor, key: Tensor, value: Tensor) -> None:
     except (AttributeError, ValueError):
         pass
     for name, x in (("query", query), ("key", key), ("value", value)):
-        _floating(name, x)
+        floating_tensor(name, x)
         if x.dim() < 2:
             raise ValueError(
                 f"{name} must have at least 2 dimensions (..., points, features), got shape {tuple(x.shape)}"
@@ -47,7 +47,7 @@ def points(query: Tensor, key: Tensor, value: Tensor) -> None:
         )
 
 
-def _floating(name: str, x: object) -> None:
+def floating_tensor(name: str, x: object) -> None:
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}; use torch.as_tensor({name})")
     if not x.dtype.is_floating_point:
@@ -77,7 +77,7 @@ def fitted_points(
     Returns the broadcast of their leading dimensions.
     """
     for name, x in (("key", key), ("value", value)):
-        _floating(name, x)
+        floating_tensor(name, x)
     assert isinstance(key, Tensor)
     assert isinstance(value, Tensor)
     points(key, key, value)
@@ -180,7 +180,7 @@ def one_hot(value: Tensor, keep: Tensor | None = None) -> None:
 
 def query(query: object, like: Tensor, mapped: bool) -> None:
     """Queries (..., M, d) for points like (..., d); `mapped`: only features of the points are known, not their d."""
-    _floating("query", query)
+    floating_tensor("query", query)
     assert isinstance(query, Tensor)
     if query.dim() < 2 or (query.shape[-1] != like.shape[-1] and not mapped):
         raise ValueError(
@@ -257,8 +257,7 @@ def alpha_message(alpha: object, upper: float = math.inf) -> str:
 
 
 def alpha_tensor(alpha: Tensor, device: torch.device, lead: tuple[int, ...]) -> None:
-    if not alpha.dtype.is_floating_point:
-        raise TypeError(f"alpha must have a floating-point dtype, got {alpha.dtype}; use alpha.float()")
+    floating_tensor("alpha", alpha)
     if alpha.dim() and alpha.device != device:
         raise ValueError(f"alpha is on {alpha.device} but query is on {device}; move it with .to(device)")
     if not _broadcasts(alpha.shape, lead):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from intention import _checks as checks
 from intention._buffers import KeepsPrecision
 from intention.context import Context
 from intention.solve.constraints.constrained import KINDS, Constraint
@@ -43,20 +44,15 @@ class LinearConstraint(KeepsPrecision):
 
     def __init__(self, normal: Tensor, bound: float | Tensor, kind: str = "ge") -> None:
         super().__init__()
-        if kind not in KINDS:
-            raise ValueError(f"kind must be one of {', '.join(map(repr, KINDS))}, got {kind!r}")
+        checks.choice("kind", kind, KINDS)
         self.kind = kind
         self.normal: Tensor
         self.bound: Tensor
         for name, x in (("normal", normal), ("bound", bound)):
-            self._hold(name, x)
-
-    def _hold(self, name: str, x: float | Tensor) -> None:
-        x = x if isinstance(x, Tensor) else torch.as_tensor(x, dtype=torch.float64)
-        if isinstance(x, nn.Parameter):
-            self.register_parameter(name, x)
-        else:
-            self.register_buffer(name, x)
+            if isinstance(x, nn.Parameter):
+                self.register_parameter(name, x)
+            else:
+                self.register_buffer(name, x if isinstance(x, Tensor) else torch.as_tensor(x, dtype=torch.float64))
 
     def forward(self, context: Context) -> Context:
         return context.constrain(self.normal, self.bound, self.kind)

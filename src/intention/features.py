@@ -111,7 +111,11 @@ def nystroem(
     pick = _uniform if choose == "uniform" else _kmeans
     at = pick(wide(key.detach()), weight, landmarks, generator).sort(-1).values
     z = wide(key).gather(-2, at.unsqueeze(-1).expand(*at.shape, key.shape[-1]))  # (..., m, d)
-    return Nystroem(bound, z, _root(bound(z, z)))
+    matrix = bound(z, z)
+    precise = matrix.double() if has_float64(matrix.device) else matrix
+    # what the kernel's own precision cannot tell from 0 is dropped: its root would be noise
+    root = inverse_root(precise, matrix.shape[-1] * torch.finfo(matrix.dtype).eps)
+    return Nystroem(bound, z, root.to(matrix.dtype))
 
 
 def fourier(
@@ -162,12 +166,6 @@ def restore_features(name: str, settings: dict[str, Any], state: dict[str, Tenso
     inner = {k.removeprefix("kernel."): v for k, v in state.items() if k.startswith("kernel.")}
     kernel = restore(settings["kernel"], settings["kernel_settings"], inner)
     return Nystroem(kernel, state["landmarks"], state["root"])
-
-
-def _root(matrix: Tensor) -> Tensor:
-    """k(Z, Z)^(-1/2). What the kernel's own precision cannot tell from 0 is dropped: its root would be noise."""
-    precise = matrix.double() if has_float64(matrix.device) else matrix
-    return inverse_root(precise, matrix.shape[-1] * torch.finfo(matrix.dtype).eps).to(matrix.dtype)
 
 
 @no_autocast

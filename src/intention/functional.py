@@ -17,7 +17,6 @@ from intention._call import masks_and_weights as masks
 from intention._call import own_sigma, softmax
 from intention._call.arguments import (
     Prepared,
-    alpha_of,
     check_call,
     drop_rows,
     flatten,
@@ -29,7 +28,7 @@ from intention._call.arguments import (
     weigh_mask,
 )
 from intention._call.per_query import in_chunks, linear_causal, linear_per_query, per_query
-from intention._covariance import Covariance, on_keys
+from intention._covariance import Covariance, alpha_of, on_keys
 from intention.solve.ladder import ROUTES, TOLERATED, Report, unpack, warn_inaccurate
 from intention.solve.problem import Plan, Problem
 from intention.solve.ridge.by_route import is_dual

@@ -105,9 +105,11 @@ class BoundKernel:
     def state(self) -> dict[str, Tensor]:
         """Tensors that, with `name` and `settings()`, make an equal kernel; detached."""
         if type(self.kernel) is not KINDS.get(self.name):
+            made = self.kernel.function if isinstance(self.kernel, Custom) else self.kernel
+            name = getattr(made, "__name__", type(made).__name__)
             raise ValueError(
-                f"a kernel that is a {_called(self.kernel)} cannot be stored: its code is not part of the state; "
-                f"keep the kernel itself, or use one of {_names()}"
+                f"a kernel that is a {name} cannot be stored: its code is not part of the state; keep the kernel "
+                f"itself, or use one of {_names()}"
             )
         return {} if self.gamma is None else {"gamma": self.gamma.detach()}
 
@@ -368,8 +370,8 @@ def _check_gamma(gamma: float | Tensor | None) -> None:
         return
     if not isinstance(gamma, Tensor):
         checks.number("gamma", gamma, "; use a tensor for one per head, None to find it from the context")
-    elif not gamma.dtype.is_floating_point:
-        raise TypeError(f"gamma must have a floating-point dtype, got {gamma.dtype}; use gamma.float()")
+    else:
+        checks.floating_tensor("gamma", gamma)
     if not bool(((gamma > 0) & (gamma < torch.inf)).all() if isinstance(gamma, Tensor) else 0 < gamma < math.inf):
         got = gamma.tolist() if isinstance(gamma, Tensor) else gamma
         raise ValueError(f"gamma must be > 0 and finite, got {got}; use gamma=None to find it from the context")
@@ -377,8 +379,3 @@ def _check_gamma(gamma: float | Tensor | None) -> None:
 
 def _names() -> str:
     return ", ".join(map(repr, KINDS))
-
-
-def _called(kernel: Kernel) -> str:
-    inside = kernel.function if isinstance(kernel, Custom) else kernel
-    return getattr(inside, "__name__", type(inside).__name__)

@@ -810,3 +810,12 @@ def test_points_of_a_class_that_lie_far_from_0():
     upstream = randn(5, 3)
     for a, b in zip(*(torch.autograd.grad(x, leaves, upstream) for x in (got, want)), strict=True):
         assert off(a, b) < 1e-5
+
+
+def test_a_kernel_centred_far_from_some_of_its_points():
+    """Points far away move the mean of a kernel by far more than what the others have."""
+    key, value, query = randn(20, 13) / 3, randn(20, 4), randn(9, 13) / 3
+    context = intention.fit(key, value, alpha=1.0, intercept=True, kernel=intention.kernels.Polynomial(2, gamma=0.5))
+    far = context.add(1200 + randn(5, 13), randn(5, 4))
+    with pytest.warns(intention.AccuracyWarning):
+        far(query)

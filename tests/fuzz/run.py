@@ -121,11 +121,13 @@ def compare(case: Case, right: Truth, outs: Tensors, slopes: Tensors, allowance:
     errors = {name: gap(outs[name], x, right.out_sizes[name], allowance) for name, x in right.outs.items()}
     if right.grads is None:
         return errors
-    # what a gradient is at least if nothing cancels: g out / x, of which float32 has seven digits
+    # what a gradient is at least if nothing cancels: g out / x, of which float32 has seven digits, and half precision
+    # two or three: a bias whose slope is a thousandth of its terms has the rounding of these
+    digits = max(1e-4, torch.finfo(case.dtype).eps)
     least = sum(float(_norms(g).norm() * _norms(right.outs[name]).norm()) for name, g in right.grads.items())
     for name, want in right.slopes.items():
         x = torch.where(case.tensors[name].isfinite(), case.tensors[name], 0.0)
-        floor = 1e-4 * least / float(x.norm().clamp_min(1e-30))
+        floor = digits * least / float(x.norm().clamp_min(1e-30))
         if name == "alpha":  # may be next to nothing, and so may what it does
             floor = 1e-5 * least
         size = torch.full((), max(float(right.slope_sizes[name].norm()), floor), dtype=torch.float64)

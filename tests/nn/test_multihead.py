@@ -13,6 +13,7 @@ from intention.nn import (
     InformerLayer,
     LearnableAlpha,
     MultiheadAttention,
+    MultiheadDelta,
     MultiheadIntention,
     MultiheadLinearAttention,
     MultiheadNeuralProcess,
@@ -580,3 +581,12 @@ def test_heads_share_the_features() -> None:
             made(30, 4)
     with pytest.raises(ValueError, match="num_heads must be an integer >= 1, got 0"):
         MultiheadIntention(32, 0)
+
+
+def test_short_vectors_of_the_delta_rule_have_their_slopes_in_half_precision():
+    """A vector of one feature has no direction to change: its slope is 0, and not rounding over its length."""
+    torch.manual_seed(0)
+    mixer = MultiheadDelta(1, 1, batch_first=True, dtype=torch.bfloat16)
+    x = torch.randn(2, 11, 1, dtype=torch.bfloat16) / 30
+    mixer.stream(x)[0].sum().backward()
+    assert mixer.in_proj_weight.grad[:2].abs().max() < 1e-6 * mixer.in_proj_weight.grad[2].abs()

@@ -89,9 +89,8 @@ class Prepared(NamedTuple):
 
     def double(self) -> Prepared:
         """The same call in float64."""
-        query, key, value, weight, alpha, gain = self.inputs
-        inputs = Problem(query.double(), key.double(), value.double(), _wide(weight), alpha.double(), _wide(gain))
-        return Prepared(inputs, Counted(*map(_wide, self.counted)), *self[2:])
+        counted = (x if x is None or not x.is_floating_point() else x.double() for x in self.counted)
+        return Prepared(self.inputs.take(None, torch.float64), Counted(*counted), *self[2:])
 
     def first(self, n: int) -> Prepared:
         """The same call of the first n queries and points."""
@@ -131,7 +130,7 @@ def prepare(
     checks.covariance(covariance)
     checks.solver(solver, query.device)
     checks.probability(dropout_p)
-    dtype = _common_dtype(query, key, value)
+    dtype = functools.reduce(torch.promote_types, (query.dtype, key.dtype, value.dtype))
     working = torch.float64 if dtype == torch.float64 else torch.float32
     if weight is not None:
         checks.weight(weight, query.device, key.shape[-2])
@@ -190,17 +189,6 @@ def visible(
     if mask is not None:
         mask = mask.expand(*mask.shape[:-1], n).narrow(-1, 0, m)
     return key.narrow(-2, 0, m), value.narrow(-2, 0, m), mask, None if weight is None else weight.narrow(-1, 0, m)
-
-
-def _wide(x: Tensor | None) -> Tensor | None:
-    return x if x is None or not x.is_floating_point() else x.double()
-
-
-def _common_dtype(*tensors: Tensor) -> torch.dtype:
-    dtype = tensors[0].dtype
-    for t in tensors[1:]:
-        dtype = torch.promote_types(dtype, t.dtype)
-    return dtype
 
 
 def weigh_mask(inputs: Problem, keep: Tensor) -> Problem:

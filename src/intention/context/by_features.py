@@ -12,9 +12,12 @@ from torch import Tensor
 
 from intention._covariance import Rule
 from intention.context.points import Sums
+from intention.solve.centring import EPS
 from intention.solve.ladder import PINV, Report, warn_inaccurate
-from intention.solve.matrix.inverse import EPS, inverse
+from intention.solve.matrix.inverse import inverse
 from intention.solve.torch_state import eager, lazy
+
+__all__ = ["ByFeatures", "Solution"]
 
 
 class Solution(NamedTuple):

@@ -5,41 +5,51 @@ It answers what `ByFeatures` answers, of r = q - mean where there is an intercep
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from intention._covariance import Rule, class_shares, deviations, in_live_class
 from intention.context.by_features import Solution
-from intention.solve.centring import centred
-from intention.solve.ladder import DUAL, PINV, Report, warn_inaccurate
-from intention.solve.matrix.inverse import EPS, inverse
+from intention.kernels import BoundKernel
+from intention.solve.centring import EPS, centred
+from intention.solve.ladder import DUAL, PINV, warn_inaccurate, warn_of_error
+from intention.solve.matrix.inverse import inverse
 from intention.solve.problem import relative_size
 from intention.solve.torch_state import eager, lazy
+
+__all__ = ["ByPoints", "Inner"]
 
 
 class Inner:
     """Inner products of points, plain or through a kernel, around the weighted mean where `centre` is set."""
 
     def __init__(
-        self, key: Tensor, weight: Tensor | None, centre: bool, kernel: Callable[[Tensor, Tensor], Tensor] | None
+        self,
+        key: Tensor,
+        weight: Tensor | None,
+        centre: bool,
+        kernel: BoundKernel | None,
+        called: torch.dtype = torch.float64,  # in which the kernel gets its points
     ) -> None:
         n = key.shape[-2]
         mass = key.new_ones(n) if weight is None else weight
         self.count = mass.sum(-1)
         self.share = mass / torch.where(self.count > 0, self.count, 1.0)[..., None]  # (..., N)
-        self.kernel, self.centre = kernel, centre
+        self.kernel, self.centre, self.called = kernel, centre, called
         self.mean = None
         if centre and kernel is None:
             key, self.mean = centred(key, weight)
         self.key = key
 
+    def _of(self, x: Tensor) -> Tensor:
+        """The kernel of x and the points."""
+        assert self.kernel is not None
+        return self.kernel(x.to(self.called), self.key.to(self.called)).double()
+
     @lazy
     def _raw(self) -> tuple[Tensor, Tensor, Tensor]:
         """The kernel of the points, its mean over one of them (..., N) and over both (...)."""
-        assert self.kernel is not None
-        gram = self.kernel(self.key, self.key)
+        gram = self._of(self.key)
         gram = (gram + gram.mT) / 2
         mean = (gram @ self.share.unsqueeze(-1)).squeeze(-1)
         return gram, mean, (mean * self.share).sum(-1)
@@ -55,15 +65,16 @@ class Inner:
         return gram - mean.unsqueeze(-1) - mean.unsqueeze(-2) + total[..., None, None]
 
     @property
-    def kernel_square(self) -> Tensor:
-        """k(x_i, x_i) of the points (..., N), not centred"""
-        return self._raw[0].diagonal(0, -2, -1)
+    def kernel_size(self) -> Tensor:
+        """What entries of the points (..., N) are made of when they are centred: k(x_i, x_i) and the mean of all"""
+        gram, _, total = self._raw
+        return gram.diagonal(0, -2, -1) + total.abs().unsqueeze(-1)
 
     def cross(self, query: Tensor) -> Tensor:
         """(..., M, N)"""
         if self.kernel is None:
             return (query if self.mean is None else query - self.mean) @ self.key.mT
-        cross = self.kernel(query, self.key)
+        cross = self._of(query)
         if not self.centre:
             return cross
         _, mean, total = self._raw
@@ -73,10 +84,10 @@ class Inner:
         """r r' (..., M)"""
         if self.kernel is None:
             return (query if self.mean is None else query - self.mean).square().sum(-1)
-        square = self.kernel.diagonal(query)  # pyright: ignore[reportFunctionMemberAccess]
+        square = self.kernel.diagonal(query.to(self.called)).double()
         if not self.centre:
             return square
-        middle = (self.kernel(query, self.key) @ self.share.unsqueeze(-1)).squeeze(-1)
+        middle = (self._of(query) @ self.share.unsqueeze(-1)).squeeze(-1)
         return square - 2 * middle + self._raw[2][..., None]
 
 
@@ -119,8 +130,8 @@ class ByPoints:
         route = torch.where(report.route == 0, float(DUAL), report.route)
         report = report._replace(route=route)
         if self.inner.kernel is not None and self.inner.centre:
-            # a kernel is centred as a matrix: what is left keeps the rounding of what it was
-            size = self.inner.kernel_square.detach()
+            # a kernel is centred as a matrix: what is left keeps the rounding of what it was, and of the mean
+            size = self.inner.kernel_size.detach()
             noise = 8 * rule.rounding * (size * a.detach().diagonal(0, -2, -1)).amax(-1)
             report = report._replace(error=report.error + noise)
         if not rule.quiet and eager():
@@ -236,7 +247,7 @@ class ByPoints:
         a = a + once(z - times_sigma(a))
         step = once(z - times_sigma(a))
         if eager():
-            _warn_inexact(gram @ step.detach(), gram @ a.detach())
+            warn_of_error(relative_size(gram @ step.detach(), gram @ a.detach()))
         return a + step
 
     def solve(self, b: Tensor) -> Tensor:
@@ -245,7 +256,7 @@ class ByPoints:
         inside = key.mT @ (self.solution.inverse @ (key @ b))
         out = (b - self._times_gain(inside)) / self.rule.alpha[..., None, None]
         if eager():  # b and what is taken from it may nearly cancel
-            _warn_inexact(8 * EPS * b.detach() / self.rule.alpha[..., None, None], out.detach())
+            warn_of_error(relative_size(8 * EPS * b.detach() / self.rule.alpha[..., None, None], out.detach()))
         return out
 
     def hat(self) -> Tensor:
@@ -281,10 +292,4 @@ class ByPoints:
 def _warn_cancelled(spread: Tensor, whole: Tensor, share: Tensor | float) -> None:
     """A variance far below the prior one is a difference of numbers of that size; errors of y enter squared."""
     error = share * whole.detach() / spread.detach().clamp_min(torch.finfo(spread.dtype).tiny)
-    zero = torch.zeros_like(error)
-    warn_inaccurate(Report(zero, zero, torch.where(whole > 0, error, 0.0)))
-
-
-def _warn_inexact(step: Tensor, whole: Tensor) -> None:
-    error = relative_size(step, whole)
-    warn_inaccurate(Report(torch.zeros_like(error), torch.zeros_like(error), error))
+    warn_of_error(torch.where(whole > 0, error, 0.0))

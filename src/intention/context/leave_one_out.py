@@ -29,6 +29,8 @@ from intention.context.solved import Solved
 from intention.solve.operator import flat
 from intention.solve.torch_state import eager
 
+__all__ = ["choose_alpha", "leave_one_out", "leverage"]
+
 HELD = 1 << 22  # entries of copied keys, or of the matrices made of them, held at once
 # alpha="loo" looks from 1e-6 to 1e3 of the mean eigenvalue, three values a decade
 GRID = torch.logspace(-6, 3, 28, dtype=torch.float64)

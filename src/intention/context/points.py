@@ -17,6 +17,8 @@ from intention.solve.centring import EPS, FLAT, centred, value_zero
 from intention.solve.operator import flat
 from intention.solve.torch_state import eager, gradient_free
 
+__all__ = ["PointSet", "Sums", "join", "split"]
+
 PointSet = tuple[Tensor, Tensor, Tensor | None]  # key, value, weight
 CHUNK = 1 << 26  # pairs of points that are compared at once
 # Rounding that a sum of products may show: beyond this share of the trace a negative direction is real.
@@ -97,25 +99,26 @@ class Sums(NamedTuple):
         share = b / torch.where(count > 0, count, 1.0)
         share = torch.where(count > 0, share, 0.0)
         key, value = other.mean_key - self.mean_key, other.mean_value - self.mean_value
-        lever = (a * share)[..., None, None]  # ab / (a + b)
-        scatter = torch.add(self.scatter, other.scatter, alpha=sign)  # d x d numbers: each pass over them counts
-        scatter = torch.addcmul(scatter, lever * key.unsqueeze(-1), key.unsqueeze(-2))
+        lever = (a * share)[..., None]  # ab / (a + b)
         # means far from 0 know their difference less well
-        moved = (lever.squeeze(-1) * key * (self.mean_key.abs() + other.mean_key.abs())).abs().detach()
-        cross = self.cross + sign * other.cross + lever * key.unsqueeze(-1) * value.unsqueeze(-2)
-        noise = self.noise + other.noise + EPS * (_diagonal(scatter).abs() + 4 * moved)
+        reach = self.mean_key.abs() + other.mean_key.abs()
+        moved = (lever * key * reach).abs().detach()
+        spread = _diagonal(self.scatter) + sign * _diagonal(other.scatter) + (lever * key.square()).detach()
+        noise = self.noise + other.noise + EPS * (spread.abs() + 4 * moved)
         # a column that is constant has a mean that is rounded, and nothing else
-        rounding = (a + b.abs())[..., None] * (FLAT * EPS * (self.mean_key.abs() + other.mean_key.abs())).square()
-        flat = ((_diagonal(scatter).abs() <= rounding) & (noise <= 100 * rounding)).unsqueeze(-1)
-        if not eager() or bool(flat.any()):
-            scatter, cross = value_zero(scatter, flat | flat.mT), value_zero(cross, flat)
+        rounding = (a + b.abs())[..., None] * (FLAT * EPS * reach).square()
+        flat = (spread.abs() <= rounding) & (noise <= 100 * rounding)
+        step = value_zero(key, flat)  # of numbers, not of d x d of them: each pass over those counts
+        weighed = (lever * step).unsqueeze(-1)
+        scatter = torch.add(self.scatter, other.scatter, alpha=sign)
+        scatter = torch.addcmul(scatter, weighed, step.unsqueeze(-2))
         return Sums(
             count,
             self.mean_key + share[..., None] * key,
             self.mean_value + share[..., None] * value,
             (scatter + scatter.mT) / 2,
-            cross,
-            torch.where(flat.squeeze(-1), 0.0, noise),
+            self.cross + sign * other.cross + weighed * value.unsqueeze(-2),
+            torch.where(flat, 0.0, noise),
         )
 
     def _without_noise(self) -> Sums:

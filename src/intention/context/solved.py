@@ -21,6 +21,8 @@ from intention.solve.problem import relative_size
 from intention.solve.ridge.ridge import hat_of_points, solve_points
 from intention.solve.torch_state import eager, gradient_free, lazy
 
+__all__ = ["Solved"]
+
 # An estimated error above this is worth another look at the points themselves, whose condition is not squared. The
 # second: in float64, and where derivatives are asked, which hold residuals far smaller than the values.
 DOUBTFUL, DOUBTFUL_FLOAT64 = 1e-6, 1e-9
@@ -106,8 +108,8 @@ class Solved:
         if rule.covariance == "within" and eager() and not bool((rule.alpha > 0).all()):
             raise ValueError("a kernel with covariance='within' needs alpha > 0: its Sigma is never of full rank")
         key, value, weight = self.wide
-        cast = _Cast(kernel, self.points[0].dtype) if custom else kernel
-        return ByPoints(Inner(key, weight, rule.intercept, cast), value, weight, rule)
+        called = self.points[0].dtype if custom else torch.float64  # a kernel of the user's own: as the points came
+        return ByPoints(Inner(key, weight, rule.intercept, kernel, called), value, weight, rule)
 
     def _asks_points(self, found: Solution | None = None) -> bool:
         """Whether the points themselves can be asked; of a system that is solved, whether they are to be."""
@@ -215,16 +217,3 @@ class Solved:
                 raise ValueError(
                     f"contexts of different {name} cannot be merged; pass the bound one: fit(..., {name}=first.{name})"
                 )
-
-
-class _Cast:
-    """A kernel of the user's own, called in the dtype the points came in."""
-
-    def __init__(self, kernel: BoundKernel, dtype: torch.dtype) -> None:
-        self.kernel, self.dtype = kernel, dtype
-
-    def __call__(self, x: Tensor, y: Tensor) -> Tensor:
-        return self.kernel(x.to(self.dtype), y.to(self.dtype)).double()
-
-    def diagonal(self, x: Tensor) -> Tensor:
-        return self.kernel.diagonal(x.to(self.dtype)).double()

@@ -18,6 +18,8 @@ from intention.kernels import BoundKernel
 from intention.kernels import restore as restore_kernel
 from intention.solve.constraints.constrained import Constraint
 
+__all__ = ["load", "restored", "save", "state_dict"]
+
 T = TypeVar("T")
 FORMAT = 1
 POINTS = ("key", "value", "weight")

@@ -144,8 +144,7 @@ def lda(
     else:
         system = _by_deviations(wide, labels, mass, rule)
     score = _linear_scores(system, wide, value, mass, route)
-    constant = torch.where(prior > 0, prior, 1.0).log()
-    constant = torch.where(prior > 0, constant, -torch.inf).unsqueeze(-2)
+    constant = _of_priors(prior, 0.0)
     return Classifier(
         lambda q: score(q.double() - centre) + constant, system.solution.report, threshold, key, value.shape[-1]
     )
@@ -197,13 +196,18 @@ def qda(
     logdet = system.solution.logdet
     if isinstance(system, ByPoints) and kernel is None:
         logdet = logdet + d * system.rule.alpha.log()
-    constant = torch.where(prior > 0, prior, 1.0).log() - logdet / 2
-    constant = torch.where(prior > 0, constant, -torch.inf).unsqueeze(-2)
+    constant = _of_priors(prior, logdet / 2)
 
     def score(query: Tensor) -> Tensor:
         return constant - system.square(query.double().unsqueeze(-3)).mT / 2
 
     return Classifier(score, system.solution.report, threshold, key, value.shape[-1])
+
+
+def _of_priors(prior: Tensor, less: Tensor | float) -> Tensor:
+    """log prior - less (..., 1, C); -inf, without a slope, where the prior is 0."""
+    there = prior > 0
+    return torch.where(there, torch.where(there, prior, 1.0).log() - less, -torch.inf).unsqueeze(-2)
 
 
 def _by_deviations(key: Tensor, labels: Tensor, mass: Tensor, rule: Rule) -> ByFeatures:

@@ -9,6 +9,8 @@ from intention import _checks as checks
 from intention._covariance import Rule, deviations
 from intention.solve.torch_state import eager
 
+__all__ = ["balanced", "check_ddof", "labelled", "mean_square", "rule_of", "threshold_of"]
+
 
 def labelled(key: Tensor, value: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """Checked: key, one-hot values in float64 and weights (1 where none are given) in float64."""

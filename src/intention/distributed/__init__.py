@@ -11,7 +11,6 @@ gather and merge what the ranks have would need one round, but memory and traffi
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -131,15 +130,8 @@ def fit(
     return _fit(read, key, intercept, covariance, group, replicated_query)
 
 
-class Local(NamedTuple):
-    """What a rank brings."""
-
-    moments: Moments
-    alpha: Tensor  # (...) float64
-    dtype: torch.dtype
-
-
-Read = tuple[Local, str, bool]  # with what all ranks must have the same, and whether a gradient is wanted
+# what a rank brings (with alpha in float64), what all must have the same, and whether a gradient is wanted
+Read = tuple[tuple[Moments, Tensor, torch.dtype], str, bool]
 
 
 def _fit(
@@ -152,19 +144,19 @@ def _fit(
 ) -> Context:
     group = member(group)
     options = f"covariance={covariance!r}, intercept={bool(intercept)}, replicated_query={bool(replicated)}"
-    local, wanted = agree(read, options, group, place(key, group))
+    (moments, alpha, dtype), wanted = agree(read, options, group, place(key, group))
     back = 1 / dist.get_world_size(group) if replicated else 1.0
     return Context(
         key=None,
         value=None,
         weight=None,
-        stats=joined(local.moments, lambda x: sum_over_ranks(x, group, back, wanted)),
-        alpha=local.alpha,
+        stats=joined(moments, lambda x: sum_over_ranks(x, group, back, wanted)),
+        alpha=alpha,
         fits_intercept=bool(intercept),
         covariance=covariance,
         kernel=None,
         features=None,
-        dtype=local.dtype,
+        dtype=dtype,
     )
 
 
@@ -217,4 +209,4 @@ def _local(key: Tensor, value: Tensor, weight: Tensor | None, alpha: Tensor) -> 
     names = ["(" + ", ".join(map(str, shape)) + ")" for shape in seen]
     rest = f"alpha {alpha.detach().tolist()}" + ("" if torch.is_grad_enabled() else ", no_grad")
     text = f"key {names[0]} {key.dtype}, value {names[1]} {value.dtype}, {rest}"
-    return Local(moments, alpha, dtype), text, any(x.requires_grad for x in moments)
+    return (moments, alpha, dtype), text, any(x.requires_grad for x in moments)

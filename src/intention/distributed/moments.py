@@ -11,7 +11,10 @@ import torch
 from torch import Tensor
 
 from intention import _checks as checks
-from intention.context.points import EPS, Sums
+from intention.context.points import Sums
+from intention.solve.centring import EPS
+
+__all__ = ["Moments", "joined", "moments_of"]
 
 CHUNK = 1 << 20  # numbers of keys or values that are made float64 at a time
 

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from intention.solve.torch_state import Ctx, gradient_free
 
+__all__ = ["agree", "member", "place", "sum_over_ranks"]
+
 TEXT = 512  # bytes in which a rank says what it was called with, sent only when ranks differ
 
 

@@ -19,6 +19,8 @@ from intention.fewshot.encoders import normalise
 from intention.fewshot.files import SHIPPED, about_encoder, load_encoder
 from intention.fewshot.images import ImageError, read_images, resize, with_channels
 
+__all__ = ["BATCH", "Backbone", "BackboneError", "backbone", "refuse_imagenet"]
+
 BATCH = 64
 MEAN, SPREAD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, in [0, 1]
 LITE = {"efficientnet_lite0": 224, "efficientnet_lite1": 240, "efficientnet_lite2": 260}  # and their images' size

@@ -20,6 +20,8 @@ from intention.fewshot.labels import Label, Labels, calibrated, check_examples, 
 from intention.fewshot.stored import head_of, read, write
 from intention.kernels import Custom
 
+__all__ = ["FewShotClassifier", "Suspect"]
+
 NEAR = 1e-3  # distance, relative to its length, up to which an example is the same one
 Images = Tensor | Sequence[str | PathLike[str]]
 

@@ -10,6 +10,8 @@ from torch import Tensor
 from intention.context import Context
 from intention.context.by_features import ByFeatures
 
+__all__ = ["Linear", "with_columns"]
+
 EXACT = 1e-10  # relative residual at which w counts as solved
 FEW = 8  # updates are used where so many times the new points are still fewer than features
 

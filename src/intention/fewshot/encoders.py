@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as nnf
 
+__all__ = ["KINDS", "Conv4", "Encoder", "ResNet12", "build", "normalise"]
+
 MEAN, SPREAD = 0.45, 0.27  # of natural images in [0, 1], about
 SLOPE = 0.1  # of ResNet-12's leaky ReLU
 KINDS = ("conv4", "resnet12")

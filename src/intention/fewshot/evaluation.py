@@ -11,6 +11,8 @@ from torch.nn import functional as nnf
 
 from intention.fewshot.sampling import ClassIndex, Episodes, check_labelled, episodes
 
+__all__ = ["Evaluation", "against_shots", "evaluate", "unit"]
+
 PART = 25  # episodes that are answered at once
 
 Answer = Callable[[Tensor, Tensor, Tensor], Tensor]  # a head

@@ -12,6 +12,8 @@ import torch
 
 from intention.fewshot.encoders import KINDS, Encoder, build
 
+__all__ = ["SHIPPED", "about_encoder", "load_encoder", "save_encoder"]
+
 SHIPPED = ("conv4",)
 CLONE = Path(__file__).resolve().parents[3]  # of the repository, where this is one
 

@@ -18,6 +18,8 @@ from intention.context import Context
 from intention.context.fit import fit
 from intention.nn import Intention, mlp
 
+__all__ = ["LDA", "QDA", "Head", "Kernel", "LsSvm", "Matching", "Process", "Prototypes", "SigmaIntention", "one_hot"]
+
 SMALLEST = 1e-6  # of a vote whose logarithm is taken
 
 

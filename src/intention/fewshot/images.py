@@ -13,6 +13,8 @@ from torch import Tensor
 if TYPE_CHECKING:
     from PIL import Image
 
+__all__ = ["SUFFIXES", "ImageError", "open_image", "read_images", "resize", "to_image", "with_channels"]
+
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 GREY = (0.299, 0.587, 0.114)  # red, green and blue in the brightness
 

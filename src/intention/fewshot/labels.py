@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as nnf
 
+__all__ = ["Label", "Labels", "calibrated", "check_examples", "names_of", "signs"]
+
 Label = int | str
 Labels = Tensor | Sequence[Label]
 

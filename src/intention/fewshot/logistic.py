@@ -10,6 +10,8 @@ from torch import Tensor
 
 from intention.fewshot.heads import Head, one_hot
 
+__all__ = ["Logistic"]
+
 STEPS, TOLERANCE = 50, 1e-9  # Newton's steps at most; the gradient at which they stop
 INNER = 300  # steps of conjugate gradients within one of them, at most
 

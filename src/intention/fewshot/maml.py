@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as nnf
 
+__all__ = ["Maml"]
+
 
 class Maml(nn.Module):
     """The network of a task is net - rate * gradient of its cross-entropy on the support, `steps` times.

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 
+__all__ = ["ClassIndex", "EpisodeSampler", "Episodes", "check_labelled", "episodes", "support_first", "task_labels"]
+
 PART = 64  # episodes that are drawn at once by the sampler
 
 

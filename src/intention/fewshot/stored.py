@@ -12,6 +12,8 @@ from intention.context import Context
 from intention.fewshot.heads import Kernel, LsSvm
 from intention.kernels import KINDS
 
+__all__ = ["head_of", "read", "write"]
+
 FORMAT = 1
 
 

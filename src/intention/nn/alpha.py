@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -168,8 +167,7 @@ def hold_alpha(module: HoldsAlpha, alpha: Alpha, covariance: Covariance, scale: 
             raise TypeError(
                 "a fixed alpha must not require a gradient; use LearnableAlpha, or a module that returns it"
             )
-        if not alpha.dtype.is_floating_point:
-            raise TypeError(f"alpha must have a floating-point dtype, got {alpha.dtype}; use alpha.float()")
+        checks.floating_tensor("alpha", alpha)
         if not alpha.is_meta:
             checks.require_values(None, alpha, gain_of(alpha, covariance))
         module.given_alpha = alpha
@@ -213,7 +211,7 @@ def alpha_of_call(
 
 def _theta(start: float | Tensor | None, covariance: Covariance) -> Tensor:
     start = default_alpha(covariance) if start is None else start
-    upper = 1.0 if covariance == "convex" else math.inf
+    upper = largest_alpha(covariance)
     value = torch.as_tensor(start, dtype=torch.float64, device="cpu")  # also where the default device is meta
     if not bool(((value > 0) & (value < upper)).all()):
         raise ValueError(

@@ -15,6 +15,8 @@ from intention.nn.alpha import Alpha, alpha_of_call
 from intention.nn.scaling import Scale, factor_of, scale_queries
 from intention.solve.torch_state import unobserved
 
+__all__ = ["shared_mask", "solve", "unit_vectors"]
+
 
 def solve(
     call: Callable[..., Tensor],

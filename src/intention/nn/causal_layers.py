@@ -11,6 +11,17 @@ from intention.nn.gated import GatedIntention, GatedState
 from intention.nn.multihead import Multihead, Stream
 from intention.nn.rotary import Rotary
 
+__all__ = [
+    "FEEDFORWARDS",
+    "NORMS",
+    "CausalLayer",
+    "GatedLayer",
+    "gated_layers",
+    "is_attention",
+    "make_norm",
+    "shrink_branches",
+]
+
 NORMS = ("layer", "rms")
 FEEDFORWARDS = ("gelu", "swiglu")
 FITTED = ("alpha", "alpha_per", "beta", "gamma")  # options of a gated layer that are not for attention beside it

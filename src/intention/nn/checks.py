@@ -10,6 +10,21 @@ from torch import Tensor, nn
 from intention import _checks as checks
 from intention._checks import shape
 
+__all__ = [
+    "alpha_per_head",
+    "attention_every",
+    "attention_module",
+    "gated_input",
+    "gated_sizes",
+    "gates",
+    "generation",
+    "mixer_covariance",
+    "multihead",
+    "multihead_masks",
+    "sizes",
+    "tokens",
+]
+
 
 def multihead(mixer: nn.MultiheadAttention, query: Tensor, key: Tensor, value: Tensor) -> bool:
     """The points of a call of an nn.MultiheadAttention: whether they are batched."""

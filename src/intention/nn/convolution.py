@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as TF
 from torch import Tensor, nn
 
+__all__ = ["ShortConvolution"]
+
 
 class ShortConvolution(nn.Module):
     """y_t = sum_j w_j x_{t-j} over the last `taps` tokens, each channel with weights w of its own; 0 before the first.

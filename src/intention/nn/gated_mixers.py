@@ -19,6 +19,8 @@ from intention.sequences import ragged
 from intention.sequences.recurrent import delta_stream, linear_stream
 from intention.sequences.state import CausalState, causal_intention, sigma_stream
 
+__all__ = ["RULES", "Gated", "Memory"]
+
 Memory = tuple[Tensor, ...]
 LEAST = 1e-38  # a gate that has become 0 has no logarithm
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from intention import _checks as checks
 from intention import functional as F
 from intention._call import masks_and_weights as masks
+from intention._distances import wide
 from intention.nn.embed import mlp
 from intention.nn.heads import NeuralProcess
 from intention.nn.multihead import Heads, Multihead, MultiheadIntention, Projected
@@ -110,7 +111,10 @@ class MultiheadDelta(Multihead):
         """The matrix S."""
         query, key, value = heads
         beta = torch.sigmoid(self.strength(x)).transpose(1, 2)  # (batch, heads, n)
-        return delta_stream(TF.normalize(query, dim=-1), TF.normalize(key, dim=-1), value, beta, memory)
+        # in half precision the slope of a short vector's direction would be its rounding over its length
+        query, key = (TF.normalize(wide(x), dim=-1) for x in (query, key))
+        out, memory = delta_stream(query, key, value, beta, memory)
+        return out.to(value.dtype), memory
 
 
 class MultiheadNeuralProcess(Multihead):

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+__all__ = ["Rotary"]
+
 
 class Rotary(nn.Module):
     """Rotary positions: pairs of features are turned by angles that grow with the position."""

@@ -6,3 +6,5 @@ models      small trained models that come with the package
 server      the page and its questions: limits, headers, one thread for torch
 command     `intention play`
 """
+
+__all__: list[str] = []

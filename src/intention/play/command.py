@@ -21,6 +21,8 @@ from intention.play import export, server
 from intention.play.fields import Wrong
 from intention.play.guard import LOOPBACK, Access
 
+__all__ = ["ABOUT", "Flags", "play"]
+
 ABOUT = "KVQ space in the browser: every picture is computed by this library while you drag."
 
 

@@ -11,6 +11,8 @@ from intention.play import fields
 from intention.play.fields import State, Wrong
 from intention.play.scenes import SCENES, Scene
 
+__all__ = ["fragment", "parse_link", "write"]
+
 FIRST = "map"
 
 

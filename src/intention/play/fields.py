@@ -11,6 +11,8 @@ from urllib.parse import parse_qsl
 
 from intention.lab.core.results import Json
 
+__all__ = ["Choice", "Digits", "Fields", "Flag", "Number", "Points", "Row", "State", "Wrong", "about", "check", "parse"]
+
 Row = tuple[float, ...]
 State = dict[str, Any]
 

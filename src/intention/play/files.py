@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
+__all__ = ["read"]
+
 FOLDER = Path(__file__).parent / "static"
 TYPES = {
     ".html": "text/html; charset=utf-8",

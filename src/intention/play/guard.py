@@ -12,6 +12,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+__all__ = ["LOOPBACK", "Access", "Guard", "refuse"]
+
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 COOKIE = "intention-play"
 LONGEST_PATH = 300

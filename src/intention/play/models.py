@@ -14,6 +14,8 @@ from intention.lab.core.results import Json
 from intention.lab.experiments import pixels, sine
 from intention.lab.experiments.base import MamlNet, Net
 
+__all__ = ["trained", "untrained"]
+
 FOLDER = Path(__file__).parent / "weights"
 NAMES = {
     "sine": ("intention", "attention", "neural_process", "maml"),

@@ -24,6 +24,8 @@ from intention.play.fields import State, Wrong
 from intention.play.guard import Access, Guard, refuse
 from intention.play.scenes import SCENES, Scene, line
 
+__all__ = ["app"]
+
 LARGEST = 32_768  # bytes of a body
 WAITING = 64  # questions that wait for the thread
 PATIENCE = 10.0  # seconds in which a body has arrived

@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as TF
 from torch import Tensor
 
+__all__ = ["Compact", "States", "appended", "groups", "in_groups", "last", "last_columns"]
+
 States = tuple[Tensor | None, ...]
 
 

@@ -12,6 +12,8 @@ from torch import Tensor
 from intention._call.per_query import linear_causal
 from intention.solve.operator import no_autocast
 
+__all__ = ["delta_stream", "linear_stream"]
+
 CHUNK = 64  # tokens
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from intention import _checks as checks
 from intention._call.arguments import full_precision
 from intention._call.softmax import scored
-from intention._covariance import default_alpha, gain_of, largest_alpha
+from intention._covariance import alpha_of, gain_of
 from intention.context import storage
 from intention.sequences import ragged
 from intention.solve.causal.each_query import triangle
@@ -217,9 +217,7 @@ def _ridge(
     if alpha_per != "head" and covariance != "ridge":
         raise ValueError(f"one alpha per {alpha_per} goes with covariance='ridge', got {covariance!r}")
     if not isinstance(alpha, Tensor):
-        alpha = default_alpha(covariance) if alpha is None else alpha
-        checks.alpha_number(alpha, largest_alpha(covariance))
-        alpha = torch.tensor(float(alpha), dtype=SUMS, device=device)  # rounded where the tokens are
+        alpha = torch.tensor(alpha_of(alpha, covariance), dtype=SUMS, device=device)  # rounded where the tokens are
     return Ridge(alpha, covariance, alpha_per)
 
 

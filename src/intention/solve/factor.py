@@ -61,6 +61,11 @@ def mm(a: Tensor, b: Tensor) -> Tensor:
     return torch.bmm(a, b)
 
 
+def by_gain(gain: Tensor | None, x: Tensor) -> Tensor:
+    """c x"""
+    return x if gain is None else gain.view(-1, 1, 1) * x
+
+
 def wants_inverse(n: int, columns: int) -> bool:
     """LAPACK's triangular solves cost far more per column than one inverse and a product (measured crossover)."""
     return 4 * (columns - 16) >= n
@@ -68,9 +73,7 @@ def wants_inverse(n: int, columns: int) -> bool:
 
 def gram(x: Tensor, alpha: Tensor, gain: Tensor | None) -> tuple[Tensor, Tensor]:
     """Sigma = c X'X + alpha I, and which of its rows are not those of alpha I: points (or features) that are there."""
-    sigma = torch.bmm(x.mT, x)
-    if gain is not None:
-        sigma = sigma * gain.view(-1, 1, 1)
+    sigma = by_gain(gain, torch.bmm(x.mT, x))
     diagonal = sigma.diagonal(0, -2, -1)
     counts = diagonal != 0
     diagonal.add_(alpha.unsqueeze(-1))
@@ -164,10 +167,7 @@ def solve_rows(factor: Factor, rows: Tensor) -> Tensor:
 
 def sigma_times(x: Tensor, alpha: Tensor, gain: Tensor | None, b: Tensor) -> Tensor:
     """Sigma b, from X and not from the Gram: residuals taken this way do not square the condition number."""
-    product = mm(x.mT, mm(x, b))
-    if gain is not None:
-        product = product * gain.view(-1, 1, 1)
-    return product + alpha.view(-1, 1, 1) * b
+    return by_gain(gain, mm(x.mT, mm(x, b))) + alpha.view(-1, 1, 1) * b
 
 
 def inverse_of_lower(lower: Tensor, failed: Tensor) -> Tensor:

@@ -109,6 +109,11 @@ def warn_inaccurate(
         )
 
 
+def warn_of_error(error: Tensor, *said: str) -> None:
+    """The same of answers whose error alone is known."""
+    warn_inaccurate(Report(torch.zeros_like(error), torch.zeros_like(error), error), *said)
+
+
 def _callers_level() -> int:
     """The stack level of the first frame outside this package, so that a warning names the user's line."""
     package, level = __name__.split(".")[0], 2

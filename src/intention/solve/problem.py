@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from intention.solve.centring import without_rounding
-from intention.solve.factor import Factor, factored, mm, solve, wants_inverse
+from intention.solve.factor import Factor, by_gain, factored, mm, solve, wants_inverse
 from intention.solve.operator import MaybeTensor
 
 Invert = Callable[[Tensor], Tensor]  # b -> Sigma^-1 b
@@ -208,9 +208,8 @@ def refine(fitted: Fit, plan: Plan) -> tuple[Fit, Tensor]:
     That size is a reliable estimate of the error before the step.
     """
     problem, x, coef = fitted.problem, fitted.x, fitted.coef
-    gain = 1 if problem.gain is None else problem.gain.view(-1, 1, 1)
     # V~ - c K~K~'P, or K~'(V~ - c K~W)
-    fits = gain * mm(x.mT, mm(x, coef)) if plan.dual else gain * mm(x, coef)
+    fits = by_gain(problem.gain, mm(x.mT, mm(x, coef)) if plan.dual else mm(x, coef))
     rest = fitted.target - fits if plan.dual else mm(x.mT, fitted.target - fits)
     step = solve(fitted.factor, rest - problem.alpha.view(-1, 1, 1) * coef)
     return fitted._replace(coef=coef + step), relative_size(project(fitted, plan, step), project(fitted, plan, coef))

@@ -19,6 +19,8 @@ from intention.play.fields import Fields, Number, State
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+__all__ = ["ALPHA", "DTYPE", "Panel", "Ridge", "Scene", "alpha_field", "listing", "numbers", "tensor"]
+
 ALPHA = (-6.0, 6.0)  # powers of ten; the ends are 0 and infinity
 DTYPE = torch.float64
 

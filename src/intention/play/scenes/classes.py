@@ -17,6 +17,8 @@ from intention.play.scenes.drawing import regions
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+__all__ = ["SCENE"]
+
 REACH, GRID, MOST, CLASSES = 3.0, 51, 120, 3
 PANELS = {
     "ls_svm": Panel("LS-SVM", "Q (KᵀK + [alpha:α] I)⁻¹ Kᵀ V, V = ±1, centred", "intention"),

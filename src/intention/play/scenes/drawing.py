@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+__all__ = ["curve_panels", "maps", "panel_axes", "regions"]
+
 CLASS_COLOURS = ("#E08A00", "#2F7FD1", "#1C9E77")
 MARKERS = ("o", "D", "^")
 

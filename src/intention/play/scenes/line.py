@@ -20,6 +20,8 @@ from intention.play.scenes.drawing import curve_panels
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+__all__ = ["SCENE", "choose"]
+
 X, Y, GRID, FEATURES, MOST = (-3.0, 3.0), (-2.0, 2.0), 121, 64, 60
 KERNELS = {
     "gaussian": kernels.Gaussian,

@@ -17,6 +17,8 @@ from intention.play.scenes.drawing import curve_panels
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+__all__ = ["SCENE"]
+
 X, Y, GRID = (-6.0, 6.0), (-5.0, 5.0), 97
 PANELS = {
     "intention": Panel("Intention", "Q (KᵀK + [alpha:α] I)⁻¹ Kᵀ V", "intention"),

@@ -21,6 +21,8 @@ from intention.play.scenes.drawing import panel_axes
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+__all__ = ["SCENE"]
+
 GLYPHS = "78EKPVdenpsßæŒЖდש"  # of the held-out classes: no model has seen these
 PANELS = {
     "intention": Panel("Intention", "e(Q) (e(K)ᵀ e(K) + α I)⁻¹ e(K)ᵀ V", "intention"),

@@ -17,6 +17,8 @@ from intention.play.scenes.drawing import maps
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+__all__ = ["SCENE"]
+
 REACH, GRID, MOST = 2.5, 25, 80
 PANELS = {
     "attention": Panel("Attention", "softmax(Q Kᵀ) V", "attention"),

@@ -21,6 +21,8 @@ from intention.play.scenes.drawing import panel_axes
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+__all__ = ["SCENE"]
+
 SIZE, REACH = 260, 4.0
 KEYS = ((1.36, 0.42), (-1.99, -1.06), (1.02, -1.43), (0.62, 2.12), (-1.39, -0.29))  # nose, tail, paw, ear, back
 PANELS = {

@@ -19,6 +19,8 @@ from intention.play.scenes.drawing import curve_panels
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+__all__ = ["SCENE"]
+
 GRID, MOST = 121, 20
 Y = (-6.0, 6.0)
 COUNTS = (1, 2, 3, 5, 7, 10, 14, 20)  # observations at which the error is shown

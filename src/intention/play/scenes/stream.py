@@ -17,6 +17,8 @@ from intention.play.scenes.drawing import panel_axes
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+__all__ = ["SCENE"]
+
 LENGTH, Y = 240, (-3.0, 3.0)
 PANELS = {
     "now": Panel("The line now", "q (S + [alpha:α] I)⁻¹ B,  S ← [forget:γ] S + k kᵀ,  B ← [forget:γ] B + k vᵀ", ""),

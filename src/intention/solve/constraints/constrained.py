@@ -16,7 +16,7 @@ from torch import Tensor
 
 from intention import _checks as checks
 from intention.solve.constraints.active_set import active_set
-from intention.solve.ladder import Report, warn_inaccurate
+from intention.solve.ladder import warn_of_error
 from intention.solve.matrix.inverse import inverse
 
 KINDS = ("ge", "eq")
@@ -86,8 +86,10 @@ def constrained(w: Tensor, solve: Callable[[Tensor], Tensor], constraints: tuple
     out, _ = on_planes(w, normal, moved, bound, active)
     lost = torch.isnan(found.multiplier).any(-1).reshape(*lead, 1)  # of keys, values or C that are not finite
     out = out * torch.where(lost, torch.nan, 1.0).mT
-    off = torch.where(active, (normal.mT @ out - bound).mT, 0.0)
-    _warn_violated(off.detach(), terms)
+    # active constraints hold with equality; by how much they do not says how exact w is
+    off = torch.where(active, (normal.mT @ out - bound).mT, 0.0).detach()
+    error = (off.abs() / terms.clamp_min(torch.finfo(terms.dtype).tiny)).amax((-2, -1))
+    warn_of_error(error)
     return out
 
 
@@ -108,12 +110,6 @@ def on_planes(w: Tensor, normal: Tensor, moved: Tensor, bound: Tensor, active: T
         step = torch.where(active, (inner @ gap.unsqueeze(-1)).squeeze(-1), 0.0)
         w, multiplier = w + moved @ step.mT, multiplier + step
     return w, multiplier
-
-
-def _warn_violated(off: Tensor, terms: Tensor) -> None:
-    """Active constraints hold with equality; by how much they do not says how exact w is."""
-    error = (off.abs() / terms.clamp_min(torch.finfo(terms.dtype).tiny)).amax((-2, -1))
-    warn_inaccurate(Report(torch.zeros_like(error), torch.zeros_like(error), error))
 
 
 def one_pass(w: Tensor, solve: Callable[[Tensor], Tensor], constraints: tuple[Constraint, ...]) -> Tensor:

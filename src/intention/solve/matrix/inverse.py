@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from intention import _checks as checks
-from intention.solve.factor import inverse_of_lower
+from intention.solve.centring import EPS
+from intention.solve.factor import by_gain, inverse_of_lower
 from intention.solve.ladder import PINV, PRIMAL, Report, pack, screen, unpack, warn_inaccurate
 from intention.solve.operator import Operator, Saved, flat
 
-EPS = torch.finfo(torch.float64).eps
 # A lower bound of the condition beyond which alpha = 0 may mean "singular": the spectrum is looked at.
 DOUBTFUL = 1e10
 # A negative eigenvalue beyond this share of the largest is no rounding.
@@ -59,7 +59,7 @@ def inverse_batch(
     matrix: Tensor, weight: Tensor | None, alpha: Tensor, gain: Tensor | None, quiet: bool, rounding: float, _: bool
 ) -> tuple[tuple[Tensor, Tensor, Tensor], bool]:
     """(A, log det, packed report) of a flat batch: Cholesky, and the spectrum where that is not enough."""
-    sigma = matrix if gain is None else matrix * gain.view(-1, 1, 1)
+    sigma = by_gain(gain, matrix)
     root = None if weight is None else weight.sqrt().unsqueeze(-1)
     sigma = sigma.clone() if root is None else sigma * root * root.mT
     sigma.diagonal(0, -2, -1).add_(alpha.unsqueeze(-1))
@@ -134,7 +134,7 @@ def _pull(grads: Sequence[Tensor], saved: Saved, needs: Sequence[bool]) -> tuple
         alpha_grad = inner.diagonal(0, -2, -1).sum(-1)
     else:
         alpha_grad = (step * half).diagonal(0, -2, -1).sum(-1) - (grad * torch.bmm(half, out)).sum((-2, -1))
-        scaled = matrix if gain is None else gain.view(-1, 1, 1) * matrix
+        scaled = by_gain(gain, matrix)
         weight_grad = alpha.unsqueeze(-1) * (half * torch.bmm(grad, half)).sum(-2)
         weight_grad = weight_grad + grad_logdet.unsqueeze(-1) * (scaled * half.mT).sum(-1)
     singular = ((packed[:, 0] == PINV) & (alpha == 0)).view(-1, 1, 1)
@@ -143,7 +143,7 @@ def _pull(grads: Sequence[Tensor], saved: Saved, needs: Sequence[bool]) -> tuple
     if weight_grad is not None:
         weight_grad = weight_grad + torch.where(singular.squeeze(-1), weight_turned, 0.0)
     gain_grad = None if gain is None else (inner * matrix).sum((-2, -1))
-    return inner if gain is None else gain.view(-1, 1, 1) * inner, weight_grad, alpha_grad, gain_grad
+    return by_gain(gain, inner), weight_grad, alpha_grad, gain_grad
 
 
 def _half(matrix: Tensor, weight: Tensor | None, alpha: Tensor, gain: Tensor | None, out: Tensor) -> Tensor:
@@ -156,7 +156,7 @@ def _half(matrix: Tensor, weight: Tensor | None, alpha: Tensor, gain: Tensor | N
     n = out.shape[-1]
     present = (weight > 1e-20 * weight.amax(-1, keepdim=True)).unsqueeze(-2)
     column = out / torch.where(present, weight.unsqueeze(-2), 1.0)
-    scaled = matrix if gain is None else gain.view(-1, 1, 1) * matrix
+    scaled = by_gain(gain, matrix)
     floor = alpha.view(-1, 1, 1)
     rest = torch.eye(n, dtype=out.dtype, device=out.device) - torch.bmm(out, scaled)
     absent = torch.where(floor > 0, rest / torch.where(floor > 0, floor, 1.0), 0.0)
@@ -167,7 +167,7 @@ def _turn(
     grad: Tensor, matrix: Tensor, weight: Tensor | None, gain: Tensor | None, out: Tensor
 ) -> tuple[Tensor, Tensor]:
     """What a pseudo-inverse adds: its null space turns, along changes that keep the rank. (of cS, of w)"""
-    scaled = matrix if gain is None else gain.view(-1, 1, 1) * matrix
+    scaled = by_gain(gain, matrix)
     if weight is None:
         return _turn_symmetric(grad, scaled, out), out.new_zeros(())
     # A = R M^+ R and M = R cS R with R = W^1/2, on the rows that count
@@ -201,10 +201,10 @@ def _push(tangents: Sequence[Tensor | None], saved: Saved) -> tuple[Tensor, Tens
     assert matrix is not None
     assert alpha is not None
     matrix_t, weight_t, alpha_t, gain_t = tangents
-    scaled = matrix if gain is None else gain.view(-1, 1, 1) * matrix
+    scaled = by_gain(gain, matrix)
     moved = torch.zeros_like(matrix)  # of cS
     if matrix_t is not None:
-        moved = moved + (matrix_t if gain is None else gain.view(-1, 1, 1) * matrix_t)
+        moved = moved + by_gain(gain, matrix_t)
     if gain_t is not None:
         moved = moved + gain_t.view(-1, 1, 1) * matrix
     half = _half(matrix, weight, alpha, gain, out)

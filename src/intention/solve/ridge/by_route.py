@@ -146,19 +146,14 @@ def _compiled(grad: Tensor, known: Known, needs: Needs) -> Grads | None:
         return grads
     grad = grad.reshape(route.shape[0], *grad.shape[-2:])
     part = _redo(grad, known._replace(problem=problem.expanded()), index, PINV, needs)
-    return _merge(_flat(grads, problem), part, index, route.shape[0])
+    if problem.query.dim() > 3:  # one flat batch, like the part
+        grads = Grads._make((*(None if g is None else g.flatten(0, -3) for g in grads[:3]), *grads[3:]))
+    return _merge(grads, part, index, route.shape[0])
 
 
 def _widened(grad: Tensor, needed: bool) -> bool:
     """Whether a gradient that float32 may lose to cancellation is asked for in float32."""
     return needed and grad.dtype != torch.float64 and has_float64(grad.device)
-
-
-def _flat(grads: Grads, problem: Problem) -> Grads:
-    """One flat batch."""
-    if problem.query.dim() == 3:
-        return grads
-    return Grads._make((*(None if g is None else g.flatten(0, -3) for g in grads[:3]), *grads[3:]))
 
 
 def _by_route(grad: Tensor, known: Known, needs: Needs) -> Grads:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from intention.solve.factor import mm
+from intention.solve.factor import by_gain, mm
 from intention.solve.problem import Grads, Invert, Needs, Plan, Problem
 from intention.solve.torch_state import unobserved
 
@@ -59,7 +59,7 @@ def _primal(p: Problem, grad: Tensor, invert: Invert, w: Tensor, needs: Needs, m
     z = invert(y)  # Z = Sigma^-1 Q'g
     if mode.refined:
         inside = mm(p.key.mT, _per_point(p.weight, mm(p.key, z)))
-        z = z + invert(y - _per_element(p.gain, inside) - p.alpha.view(-1, 1, 1) * z)
+        z = z + invert(y - by_gain(p.gain, inside) - p.alpha.view(-1, 1, 1) * z)
     whole = y if mode.deficient else None
     del y  # its memory serves again below
     s = mm(p.key, z)  # S = K Z
@@ -67,7 +67,7 @@ def _primal(p: Problem, grad: Tensor, invert: Invert, w: Tensor, needs: Needs, m
     key = weight = gain = rest = fitted = None
     if 2 * k < d or needs_weight or needs_gain or mode.deficient:
         fitted = mm(p.key, w)
-        rest = p.value - _per_element(p.gain, fitted)  # R = V - c K W
+        rest = p.value - by_gain(p.gain, fitted)  # R = V - c K W
     if needs.key:
         if rest is not None:
             key = _minus(_outer(rest, z), p.gain, s, w.mT)
@@ -103,14 +103,14 @@ def _dual(p: Problem, grad: Tensor, invert: Invert, coef: Tensor, needs: Needs, 
     y = mm(p.query.mT, grad)
     s = invert(mm(key, y))  # S = (c K~K~' + alpha I)^-1 K~ Q'g = K~ Z
     if mode.refined:
-        outside = y - _per_element(p.gain, mm(key.mT, s))
+        outside = y - by_gain(p.gain, mm(key.mT, s))
         s = s + invert(mm(key, outside) - p.alpha.view(-1, 1, 1) * s)
     key_grad = weight = None
     if needs.key:
         both = _outer(coef, s)
         key_grad = _minus(_outer(coef, y), p.gain, both + both.mT, key)
         if mode.deficient:
-            rest = value - _per_element(p.gain, mm(key, w))
+            rest = value - by_gain(p.gain, mm(key, w))
             key_grad = key_grad + _at_zero(p.alpha, _outer(rest, mm(key.mT, invert(s))))
         key_grad = _per_point(root, key_grad)
     if needs.weight and p.weight is not None:
@@ -133,9 +133,9 @@ def _dual_weight(p: Problem, coef: Tensor, s: Tensor, w: Tensor, y: Tensor, key:
     present = p.weight > 1e-20 * p.weight.amax(-1, keepdim=True)
     there = p.alpha.unsqueeze(1) * (s * coef).sum(-1) / torch.where(present, p.weight, 1.0)
     # elsewhere Z itself: (Q'g - c K~'S) / alpha, or K~'(K~K~')^-1 S where alpha = 0
-    outside = y - _per_element(p.gain, mm(key.mT, s))
+    outside = y - by_gain(p.gain, mm(key.mT, s))
     z = torch.where(alpha > 0, outside / alpha, mm(key.mT, invert(s)))
-    absent = (mm(p.key, z) * (p.value - _per_element(p.gain, mm(p.key, w)))).sum(-1)
+    absent = (mm(p.key, z) * (p.value - by_gain(p.gain, mm(p.key, w)))).sum(-1)
     return torch.where(present, there, absent)
 
 
@@ -151,12 +151,12 @@ def pushforward(problem: Problem, tangent: Problem, plan: Plan, invert: Invert, 
 def _primal_tangent(p: Problem, t: Problem, invert: Invert, deficient: bool) -> tuple[Tensor, Tensor]:
     w = invert(mm(p.key.mT, _per_point(p.weight, p.value)))
     fitted = mm(p.key, w)
-    rest = p.value - _per_element(p.gain, fitted)
-    inner = _per_point(p.weight, t.value - _per_element(p.gain, mm(t.key, w)))
+    rest = p.value - by_gain(p.gain, fitted)
+    inner = _per_point(p.weight, t.value - by_gain(p.gain, mm(t.key, w)))
     if t.weight is not None:
         inner = inner + t.weight.unsqueeze(-1) * rest
     if t.gain is not None:
-        inner = inner - _per_element(t.gain, _per_point(p.weight, fitted))
+        inner = inner - by_gain(t.gain, _per_point(p.weight, fitted))
     moved = mm(t.key.mT, _per_point(p.weight, rest)) + mm(p.key.mT, inner)
     w_t = invert(moved - t.alpha.view(-1, 1, 1) * w)
     if deficient:  # W stays in the span of the keys, which turns: (I - K^+K) dK' (KK')^+ V
@@ -171,12 +171,12 @@ def _dual_tangent(p: Problem, t: Problem, invert: Invert, deficient: bool) -> tu
     key_t, value_t = t._replace(weight=p.weight).weighted()
     coef = invert(value)
     w = mm(key.mT, coef)
-    moved = _per_element(p.gain, mm(key_t, w) + mm(key, mm(key_t.mT, coef))) + t.alpha.view(-1, 1, 1) * coef
+    moved = by_gain(p.gain, mm(key_t, w) + mm(key, mm(key_t.mT, coef))) + t.alpha.view(-1, 1, 1) * coef
     if t.gain is not None:
-        moved = moved + _per_element(t.gain, mm(key, w))
+        moved = moved + by_gain(t.gain, mm(key, w))
     w_t = mm(key_t.mT, coef) + mm(key.mT, invert(value_t - moved))
     if deficient:  # (K'K)^+ dK' (I - KK^+) V, and the span of the keys turns
-        rest = value - _per_element(p.gain, mm(key, w))
+        rest = value - by_gain(p.gain, mm(key, w))
         w_t = w_t + _at_zero(p.alpha, mm(key.mT, invert(invert(mm(key, mm(key_t.mT, rest))))))
     return w, w_t
 
@@ -202,14 +202,9 @@ def _per_point(weight: Tensor | None, x: Tensor) -> Tensor:
     return x if weight is None else weight.unsqueeze(-1) * x
 
 
-def _per_element(gain: Tensor | None, x: Tensor) -> Tensor:
-    """c x"""
-    return x if gain is None else gain.view(-1, 1, 1) * x
-
-
 def _minus(start: Tensor, gain: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
     """start - c a b, where possible in the memory of `start`, which is ours"""
-    a = _per_element(gain, a)
+    a = by_gain(gain, a)
     if a.shape[-1] == 1:
         return torch.addcmul(start, a, b, value=-1)
     if unobserved():

@@ -9,16 +9,16 @@ from __future__ import annotations
 import array
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from intention.solve.factor import LIMITS, wants_inverse
-from intention.solve.native.call import BACKWARD, FORWARD, LARGEST, PLAIN, SOME_LEFT, described, readable
+from intention.solve.native.call import BACKWARD, LARGEST, PLAIN, SOME_LEFT, described, readable
 from intention.solve.native.library import available, kernel
-from intention.solve.operator import Door, Kept, Operator, Options, Saved, no_autocast
+from intention.solve.operator import Kept, Operator, Saved, no_autocast
 from intention.solve.problem import Grads, Needs, Plan, Problem
 from intention.solve.ridge.by_route import Known, backward_batch, solve_batch
 from intention.solve.ridge.ridge import differentiable
@@ -27,31 +27,38 @@ from intention.solve.torch_state import forward_mode, transformed, unobserved
 _TYPES = (Tensor, torch.nn.Parameter)
 _DTYPES = (torch.float32, torch.float64)
 _LARGEST_ALPHA = 1e38  # that float32 can hold
+_NUMBERS = BACKWARD.size // 8
+
+
+# Where in the block what only a call knows goes: the order is that of arguments.h.
+_QUERY, _KEY, _VALUE, _ALPHA, _KEEP, _COEF, _MATRIX, _OUT, _REPORT = 16, 20, 24, 30, 34, 36, 37, 38, 39
+_ROUTE, _GRAD, _TO = 38, 41, 45  # in a backward
 
 
 class Layout(NamedTuple):
     """What shapes, strides and options tell."""
 
-    sizes: tuple[int, ...]  # the first numbers of the block in arguments.h
-    limits: tuple[float, ...]
-    query: tuple[int, int, int]  # strides, as `described` has them
-    key: tuple[int, int, int]
-    value: tuple[int, int, int]
+    block: array.array[int]  # all that the kernels are told of it, as numbers of 8 bytes
+    alive: array.array[float] | None  # alpha, which the block points to
     dense: bool  # all three are contiguous
-    dual: bool
+    like_value: bool  # so is the answer, of the shape of `value`
     batch: int
     out: tuple[int, ...]
-    coef: tuple[int, int, int]  # report (B, 3), coefficients and factor lie in one buffer, in this order
-    matrix: tuple[int, int, int]
-    kept: int  # numbers in that buffer
+    kept: int  # numbers in one buffer: report (B, 3), coefficients and factor, in this order
     ends: tuple[int, int]  # bytes before the coefficients, and before the factor
 
 
 @functools.lru_cache(maxsize=1024)
 def _layout(
-    dtype: torch.dtype, threads: int, intercept: bool, shapes: tuple[tuple[int, ...], ...], *strides: tuple[int, ...]
+    dtype: torch.dtype,
+    threads: int,
+    intercept: bool,
+    scale: float,
+    alpha: float | None,
+    shapes: tuple[tuple[int, ...], ...],
+    *strides: tuple[int, ...],
 ) -> Layout | None:
-    """None where the call is not plain: it is broadcast, empty, too large, or wrong."""
+    """None where the call is not plain: it is broadcast, empty, too large, or wrong. alpha None: a tensor."""
     query, key, value = shapes
     if len(query) not in (3, 4) or not query[:-2] == key[:-2] == value[:-2]:
         return None
@@ -66,24 +73,19 @@ def _layout(
         return None
     inner, inverse = lead[1] if len(lead) == 2 else 1, wants_inverse(size, columns)
     told = (dtype == torch.float64, threads, batch, inner, 1, points, queries, features, columns)
-    q, k, v = ((s[0], s[1] if len(s) == 4 else 0, s[-2]) for s in strides)
+    places = [x for s in strides for x in (0, s[0], s[1] if len(s) == 4 else 0, s[-2])]
+    cell = None if alpha is None else array.array("f" if dtype == torch.float32 else "d", [alpha])
+    given = (*told, dual, intercept, inverse, scale, *LIMITS[dtype, dual], *places, 0, 0, *_place(cell))
+    block = array.array("q", BACKWARD.pack(*given, *[0] * (_NUMBERS - len(given))))
     dense = all(_contiguous(x, s) for x, s in zip(shapes, strides, strict=True))
-    first, second, width = 3 * batch, 3 * batch + batch * size * columns, dtype.itemsize
-    return Layout(
-        (*told, dual, intercept, inverse),
-        LIMITS[dtype, dual],
-        q,
-        k,
-        v,
-        dense,
-        dual,
-        batch,
-        (*lead, queries, columns),
-        (batch, size, columns),
-        (batch, size, size),
-        second + batch * size * size,
-        (first * width, second * width),
-    )
+    out, first, second = (*lead, queries, columns), 3 * batch, 3 * batch + batch * size * columns
+    ends = first * dtype.itemsize, second * dtype.itemsize
+    return Layout(block, cell, dense, dense and out == value, batch, out, second + batch * size * size, ends)
+
+
+def _place(cell: array.array[float] | None) -> tuple[int, int]:
+    """One number in memory, which all elements read."""
+    return (0 if cell is None else cell.buffer_info()[0]), 0
 
 
 def _contiguous(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
@@ -93,18 +95,6 @@ def _contiguous(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
             return False
         wanted *= size
     return True
-
-
-class Regulariser(NamedTuple):
-    numbers: tuple[int, int, int, int]  # where alpha and gain are, and the steps between elements
-    alive: object  # what they look at
-
-
-@functools.lru_cache(maxsize=256)
-def _number(alpha: float, dtype: torch.dtype) -> Regulariser:
-    """One number in memory, which all elements read."""
-    cell = array.array("f" if dtype == torch.float32 else "d", [alpha])
-    return Regulariser((cell.buffer_info()[0], 0, 0, 0), cell)
 
 
 def _fits(keep: Tensor, key: Tensor) -> bool:
@@ -126,7 +116,9 @@ class Found(NamedTuple):
     plain: bool  # the factor alone served all elements
 
 
-def _looked_at(query: Tensor, key: Tensor, value: Tensor, intercept: bool) -> Layout | None:
+def _looked_at(
+    query: Tensor, key: Tensor, value: Tensor, intercept: bool, scale: float, alpha: float | None
+) -> Layout | None:
     if not (type(query) in _TYPES and type(key) in _TYPES and type(value) in _TYPES):
         return None
     dtype = query.dtype
@@ -134,8 +126,8 @@ def _looked_at(query: Tensor, key: Tensor, value: Tensor, intercept: bool) -> La
         return None
     if query.is_neg() or key.is_neg() or value.is_neg():
         return None
-    shapes = query.shape, key.shape, value.shape
-    return _layout(dtype, torch.get_num_threads(), intercept, shapes, query.stride(), key.stride(), value.stride())
+    shapes, threads = (query.shape, key.shape, value.shape), torch.get_num_threads()
+    return _layout(dtype, threads, intercept, scale, alpha, shapes, query.stride(), key.stride(), value.stride())
 
 
 def plain(
@@ -166,7 +158,7 @@ def plain(
     found = _answer(query, key, value, keep, alpha, convex, intercept, scale, pulled)
     if found is None or not pulled:
         return None if found is None else found.out
-    return Plain.apply(query, key, value, keep, found, (alpha, intercept, scale))
+    return _apply(query, key, value, keep, found, (alpha, intercept, scale))
 
 
 def _answer(
@@ -180,61 +172,64 @@ def _answer(
     scale: float,
     pulled: bool,
 ) -> Found | None:
-    layout = _looked_at(query, key, value, intercept)
-    if layout is None or (function := kernel("intention_ridge_forward")) is None:
+    number = None if isinstance(alpha, Tensor) else alpha
+    if number is not None and (convex or number > _LARGEST_ALPHA):
         return None
-    told = _regulariser(alpha, convex, query.dtype, layout, pulled)
-    if told is None:
+    layout = _looked_at(query, key, value, intercept, scale, number)
+    if layout is None or (function := kernel("intention_ridge_forward")) is None:
         return None
     if keep is not None and (intercept or (keep := _kept(keep, key)) is None):
         return None
-    out, kept = query.new_empty(layout.out), query.new_empty(layout.kept if pulled else 3 * layout.batch)
-    at, (coef, matrix) = kept.data_ptr(), layout.ends
-    ends = (at + coef, at + matrix, out.data_ptr(), at) if pulled else (0, 0, out.data_ptr(), at)
-    status = function(FORWARD.pack(*_block(layout, query, key, value, keep, told.numbers, scale), *ends))
+    block = _block(layout, query, key, value, keep)
+    if number is None:
+        told = _regulariser(alpha, convex, query.dtype, layout, pulled)
+        if told is None:
+            return None
+        regulariser, gain = told
+        block[_ALPHA], block[_ALPHA + 1] = regulariser.data_ptr(), regulariser.stride(0)
+        if gain is not None:
+            block[_ALPHA + 2], block[_ALPHA + 3] = gain.data_ptr(), gain.stride(0)
+    out = torch.empty_like(value) if layout.like_value else query.new_empty(layout.out)
+    kept = out
+    if pulled:
+        kept = query.new_empty(layout.kept)
+        at, (coef, matrix) = kept.data_ptr(), layout.ends
+        block[_COEF], block[_MATRIX], block[_REPORT] = at + coef, at + matrix, at
+    block[_OUT] = out.data_ptr()
+    status = function(block.tobytes())
     return None if status == SOME_LEFT else Found(out, kept, status == PLAIN)
 
 
 def _regulariser(
-    alpha: float | Tensor, convex: bool, dtype: torch.dtype, layout: Layout, pulled: bool
-) -> Regulariser | None:
-    if not isinstance(alpha, Tensor):
-        return None if convex or alpha > _LARGEST_ALPHA else _number(alpha, dtype)
+    alpha: Any, convex: bool, dtype: torch.dtype, layout: Layout, pulled: bool
+) -> tuple[Tensor, Tensor | None] | None:
+    """alpha and gain of each element."""
     lead = layout.out[:-2]
     if pulled or not readable(alpha, dtype) or (alpha.requires_grad and torch.is_grad_enabled()):
         return None
     if alpha.shape not in (lead[-1:], ()):
         return None
     alpha = alpha.expand(lead).reshape(-1)
-    gain = 1 - alpha if convex else None
-    at, step = (0, 0) if gain is None else (gain.data_ptr(), gain.stride(0))
-    return Regulariser((alpha.data_ptr(), alpha.stride(0), at, step), (alpha, gain))
+    return alpha, 1 - alpha if convex else None
 
 
-def _block(
-    layout: Layout, query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, told: tuple[int, ...], scale: float
-) -> tuple[float, ...]:
-    q, k, v = query.data_ptr(), key.data_ptr(), value.data_ptr()
-    there = (0, 0) if keep is None else (keep.data_ptr(), keep.shape[-1])
-    return (
-        *layout.sizes, scale, *layout.limits, q, *layout.query, k, *layout.key, v, *layout.value, 0, 0, *told, *there
-    )  # fmt: skip
+def _block(layout: Layout, query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None) -> array.array[int]:
+    block = layout.block[:]
+    block[_QUERY], block[_KEY], block[_VALUE] = query.data_ptr(), key.data_ptr(), value.data_ptr()
+    if keep is not None:
+        block[_KEEP], block[_KEEP + 1] = keep.data_ptr(), keep.shape[-1]
+    return block
 
 
-class Plain(Door):
+class Plain(torch.autograd.Function):
     """The eager door: that of an operator without what a plain call never needs, a tenth of the time of a small one."""
 
     @staticmethod
-    def forward(
-        query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, found: Found, options: Options
-    ) -> Tensor:
-        return found.out
-
-    @staticmethod
-    def setup_context(ctx: Kept, inputs: tuple[Any, ...], output: Tensor) -> None:
-        *tensors, found, ctx.options = inputs
+    def forward(ctx: Kept, *args: Any) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        query, key, value, keep, found, ctx.options = args
         ctx.seen = found.plain
-        ctx.save_for_backward(*tensors, found.kept)
+        ctx.save_for_backward(query, key, value, keep, found.kept)
+        return found.out
 
     @staticmethod
     def backward(ctx: Kept, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -242,6 +237,10 @@ class Plain(Door):
         pull = _pull if unobserved() else ANSWERED.differentiable
         saved = Saved(tuple(tensors), ctx.options, (kept,), ctx.seen)
         return *pull(grads, saved, ctx.needs_input_grad[:4]), None, None
+
+
+# Not the `apply` of Python, which looks for torch.func: `plain` has done so.
+_apply: Callable[..., Tensor] = super(torch.autograd.Function, Plain).apply  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _serves(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, intercept: bool) -> bool:
@@ -296,7 +295,7 @@ def _shapes(query: Tensor, key: Tensor, value: Tensor, *_: object) -> tuple[Tens
 def _pull(grads: Sequence[Tensor], saved: Any, needs: Sequence[bool]) -> Sequence[Tensor | None]:
     """By the compiled kernel, or where memory cannot be read as it is by the way of `ridge`."""
     (grad,), (query, key, value, keep), (alpha, intercept, scale), (kept,), _ = grads, *saved
-    function, layout = kernel("intention_ridge_backward"), _looked_at(query, key, value, intercept)
+    function, layout = kernel("intention_ridge_backward"), _looked_at(query, key, value, intercept, scale, alpha)
     if function is None or layout is None or not (readable(grad, query.dtype) and readable(kept, query.dtype)):
         return _pulled_by_ridge(grad, saved, needs)
     if keep is not None and (keep := _kept(keep, key)) is None:
@@ -305,16 +304,18 @@ def _pull(grads: Sequence[Tensor], saved: Any, needs: Sequence[bool]) -> Sequenc
         grad, g = described(grad)
     except RuntimeError:  # torch.autograd.grad(is_grads_batched=True): a tensor without memory of its own
         return _pulled_by_ridge(grad, saved, needs)
+    block = _block(layout, query, key, value, keep)
     found: list[Tensor | None] = [None] * 4
-    ends = [0, 0, 0]
     for i, x in enumerate((query, key, value)):
         if needs[i]:
             found[i] = to = torch.empty_like(x) if layout.dense else x.new_empty(x.shape)
-            ends[i] = to.data_ptr()
+            block[_TO + i] = to.data_ptr()
     at, (coef, matrix) = kept.data_ptr(), layout.ends
-    route = (0, 0) if saved.seen else (at, 3)
-    block = _block(layout, query, key, value, keep, _number(alpha, query.dtype).numbers, scale)
-    status = function(BACKWARD.pack(*block, at + coef, at + matrix, *route, 0, *g, *ends, 0, 0, 0, 0))
+    block[_COEF], block[_MATRIX] = at + coef, at + matrix
+    if not saved.seen:
+        block[_ROUTE], block[_ROUTE + 1] = at, 3
+    block[_GRAD], block[_GRAD + 1], block[_GRAD + 2], block[_GRAD + 3] = g
+    status = function(block.tobytes())
     return found if status != SOME_LEFT else _pulled_by_ridge(grad, saved, needs)
 
 

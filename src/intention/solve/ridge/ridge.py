@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from intention import _checks as checks
-from intention.solve.factor import Spectrum, mm, spectrum
+from intention.solve.factor import Spectrum, by_gain, mm, spectrum
 from intention.solve.ladder import PINV, Report, has_float64, warn_inaccurate
 from intention.solve.operator import Operator, Saved, flat
 from intention.solve.problem import Grads, Invert, Needs, Plan, Problem
@@ -179,18 +179,17 @@ def _push(tangents: Sequence[Tensor | None], saved: Saved) -> tuple[Tensor]:
 
 def _coefficients(problem: Problem, plan: Plan, invert: Invert, refined: bool) -> Tensor:
     """W or P as a differentiable function, with one refinement step where that is asked for."""
-    gain = 1 if problem.gain is None else problem.gain.view(-1, 1, 1)
-    alpha = problem.alpha.view(-1, 1, 1)
+    gain, alpha = problem.gain, problem.alpha.view(-1, 1, 1)
     if plan.dual:
         key, value = problem.weighted()
         coef = invert(value)
         if refined:
-            coef = coef + invert(value - gain * mm(key, mm(key.mT, coef)) - alpha * coef)
+            coef = coef + invert(value - by_gain(gain, mm(key, mm(key.mT, coef))) - alpha * coef)
         return coef
     weight = 1 if problem.weight is None else problem.weight.unsqueeze(-1)
     coef = invert(mm(problem.key.mT, weight * problem.value))
     if refined:
-        rest = problem.value - gain * mm(problem.key, coef)
+        rest = problem.value - by_gain(gain, mm(problem.key, coef))
         coef = coef + invert(mm(problem.key.mT, weight * rest) - alpha * coef)
     return coef
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from intention.solve.factor import spectrum, wants_inverse
+from intention.solve.factor import by_gain, spectrum, wants_inverse
 from intention.solve.ladder import PINV, has_float64, served_all, unpack
 from intention.solve.native import ridge as native
 from intention.solve.operator import Note, Operator, Saved
@@ -121,7 +121,7 @@ def _pulled(
         along = (key_grad * key).sum(-1) / 2  # k_i dSigma k_i'
         if problem.gain is not None:
             gain = (along if problem.weight is None else problem.weight * along).sum(-1)
-            key_grad = problem.gain.view(-1, 1, 1) * key_grad
+            key_grad = by_gain(problem.gain, key_grad)
         if problem.weight is not None:
             weight = along if problem.gain is None else problem.gain.unsqueeze(1) * along
             key_grad = problem.weight.unsqueeze(-1) * key_grad
@@ -164,9 +164,7 @@ def _times_sigma(rows: Tensor, problem: Problem, key: Tensor) -> Tensor:
     """rows Sigma"""
     weighted = key if problem.weight is None else problem.weight.unsqueeze(-1) * key
     product = torch.bmm(rows, torch.bmm(key.mT, weighted))
-    if problem.gain is not None:
-        product = problem.gain.view(-1, 1, 1) * product
-    return product + problem.alpha.view(-1, 1, 1) * rows
+    return by_gain(problem.gain, product) + problem.alpha.view(-1, 1, 1) * rows
 
 
 def _push(tangents: Sequence[Tensor | None], saved: Saved) -> tuple[Tensor]:
@@ -176,14 +174,13 @@ def _push(tangents: Sequence[Tensor | None], saved: Saved) -> tuple[Tensor]:
     times = problem.query.shape[0] // max(problem.key.shape[0], 1)
     key = problem.expanded().key
     weighted = key if problem.weight is None else problem.weight.unsqueeze(-1) * key
-    gain = 1 if problem.gain is None else problem.gain.view(-1, 1, 1)
     eye = torch.eye(key.shape[-1], dtype=key.dtype, device=key.device)
     moved = torch.zeros_like(matrix)  # the tangent of Sigma
     if key_t is not None:
         half = torch.bmm(key_t.repeat_interleave(times, 0).mT, weighted)
-        moved = moved + gain * (half + half.mT)
+        moved = moved + by_gain(problem.gain, half + half.mT)
     if weight_t is not None:
-        moved = moved + gain * torch.bmm(key.mT, weight_t.unsqueeze(-1) * key)
+        moved = moved + by_gain(problem.gain, torch.bmm(key.mT, weight_t.unsqueeze(-1) * key))
     if gain_t is not None:
         moved = moved + gain_t.view(-1, 1, 1) * torch.bmm(key.mT, weighted)
     if alpha_t is not None:
