@@ -35,5 +35,9 @@ def claims(rows):
     return []
 
 
+def finding(rows):
+    return ""
+
+
 def plot(rows):
     return []

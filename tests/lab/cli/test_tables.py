@@ -32,6 +32,31 @@ def test_the_best_number_comes_first():
     assert accurate[1].split()[0] == "MLP"
 
 
+def test_the_direction_of_a_metric_is_known_or_not_told():
+    alike = tables.numbers([row("mlp", 0.5, "correlation inside"), row("intention", 0.9, "correlation inside")])
+    assert [line.split()[0] for line in alike] == ["correlation", "Intention", "MLP"]
+    assert tables.numbers([row("mlp", 0.5, "slope"), row("intention", 0.1, "slope")])[0] == "slope:"
+
+
+def test_few_numbers_are_shown():
+    rows = [row(model, 0.5, f"mse of {i}") for i in range(5) for model in ("mlp", "intention")]
+    rows += [row("mlp", 9.0, "mse before training")]
+    lines = tables.numbers(rows)
+    assert sum("best first" in line for line in lines) == tables.SHOWN == 3
+    assert lines[-1] == "and 2 other metrics, in the report"
+
+
+def test_numbers_along_an_axis():
+    rows = [row("mlp", 2.0 + x, x=x) for x in range(20)] + [row("intention", 1.0 + x, x=x) for x in range(20)]
+    rows += [row("intention", 9.0, "mse during training", x=x) for x in range(3)]
+    head, places, *lines = tables.numbers(rows)
+    assert head == "mse, best first:"
+    assert places.split() == ["0", "4", "9", "14", "19"]
+    assert [line.split()[:3] for line in lines] == [["Intention", "1", "5"], ["MLP", "2", "6"]]
+    assert tables.numbers([*rows, row("mlp", 1.0, x=3)]) == []  # something else is varied, too
+    assert tables.numbers([]) == []
+
+
 def test_who_is_best_where():
     rows = [row("mlp", 1.0 + (x == 1), x=x) for x in range(3)] + [row("intention", 1.5, x=x) for x in range(3)]
     assert tables.winners(rows) == ["Generalised Kabsch: MLP (best in 2 of 3, mse)"]

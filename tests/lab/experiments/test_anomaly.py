@@ -465,3 +465,14 @@ def test_a_split_over_images_trains_on_all_classes():
     assert own.plan("intention").learning_rate == config.learning_rate
     with pytest.raises(ValueError, match="splits must be of"):
         dataclasses.replace(CONFIG, splits=("colours",))
+
+
+def test_an_interval_of_two_seeds_does_not_flatten_the_figure():
+    rows = [
+        dataclasses.replace(row, value=0.9 if row.seed else 0.4) if row.model == "attention" else row
+        for row in made_up(FAR)
+    ]
+    drawn = next(plot for plot in experiment.plot(rows) if plot.title == "Accuracy by model").draw()
+    low, high = drawn.axes[0].get_ylim()
+    assert low > -0.1
+    assert high < 1.1

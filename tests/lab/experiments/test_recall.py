@@ -1,5 +1,6 @@
 """Keys that are asked for again, and claims that can fail."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 
 from intention.lab.core.results import Row
 from intention.lab.experiments import recall
+from intention.lab.experiments.base import Job
 from intention.lab.experiments.recall import task
 from intention.lab.experiments.recall.claims import MIXED
 from intention.lab.experiments.sequences import GATED
@@ -153,8 +155,10 @@ def test_mixed_lengths_double_and_have_as_many_keys():
 
 
 def test_gated_models_have_the_same_parameters_and_known_states():
-    config = recall.PRESETS["standard"].of({"width": 64, "head": 32, "most": 64})
-    models: dict[str, Any] = {name: recall.built(name, config, 64, 0) for name in GATED}
+    standard, at = recall.PRESETS["standard"], {"width": 64, "head": 32, "most": 64}
+    models: dict[str, Any] = {
+        name: recall.built(Job("recall", standard, name, 0, at), standard.of(at)) for name in GATED
+    }
     sizes = [sum(weight.numel() for weight in model.parameters()) for model in models.values()]
     assert max(sizes) < 1.03 * min(sizes)
     matrix = 2 * 2 * 32 * 32  # layers, heads
@@ -163,6 +167,14 @@ def test_gated_models_have_the_same_parameters_and_known_states():
     assert models["intention_gated"].layers[0].mixer.gamma_proj is None
     assert models["gated_delta_gated"].layers[0].mixer.gamma_proj is not None
     assert all(layer.mixer.output_norm is not None for model in models.values() for layer in model.layers)
+
+
+def test_intention_starts_with_its_own_ridge():
+    config = replace(recall.PRESETS["standard"], intention_gated=recall.Ridged(alpha=7.0))
+    model: Any = recall.built(Job("recall", config, "intention_gated", 0, {"width": 64}), config)
+    assert model.layers[0].mixer.start == 7.0
+    with pytest.raises(ValueError, match="alpha must be > 0"):
+        recall.Ridged(alpha=0.0)
 
 
 def test_published_runs_of_plain_models_keep_their_names():

@@ -36,10 +36,10 @@ from intention.lab.experiments.base import (
     without_added,
 )
 from intention.lab.report import write_report
-from intention.lab.report.cards import DIAGRAMS, brief, card
+from intention.lab.report.cards import DIAGRAMS, brief, card, shown_claim
 from intention.lab.report.choose import choose, own, rebuild
 from intention.lab.report.figures import to_svg
-from intention.lab.report.sections import section
+from intention.lab.report.sections import Section, section
 from intention.lab.report.text import to_csv, to_html, to_markdown
 
 HOSTILE = "<script>alert(1)</script>"
@@ -64,6 +64,10 @@ def _claims(rows: list[Row]) -> list[Claim]:
     found = {model: estimate([row.value for row in select(rows, model=model)]) for model in ("intention", "attention")}
     text = "; ".join(f"{model} {value} from {value.count}" for model, value in found.items())
     return [Claim("Intention wins", "Figure 1", text, "holds"), Claim("It is =1+1", "Table 2", "-1", "does not hold")]
+
+
+def _finding(rows: list[Row]) -> str:
+    return f"Intention is right <b> {estimate([row.value for row in rows]).mean:.4f} times."
 
 
 def _draw(rows: list[Row]) -> Any:
@@ -98,6 +102,7 @@ def _experiment(**changes: Any) -> SimpleNamespace:
         "PRESETS": presets,
         "jobs": _jobs,
         "claims": _claims,
+        "finding": _finding,
         "plot": _plot,
     }
     return SimpleNamespace(**{**fields, **changes})
@@ -213,6 +218,23 @@ def test_pictures_come_first(fake, tmp_path):
     assert uses == ["#fig-first-1-figure_1", "#fig-second-1-figure_1"]
     assert text.count("data:image/svg+xml;base64,") == len(DIAGRAMS)
     assert "position: sticky" in text
+
+
+def test_the_finding_is_on_the_card_and_leads_the_section(fake, tmp_path):
+    text = _write(tmp_path, _rows())
+    said = "Intention is right &lt;b&gt; 0.5100 times."
+    one, other = (match.start() for match in re.finditer(re.escape(said), text))
+    assert text.index('class="card"') < one < text.index('class="experiment"') < other
+    assert other < text.index("Intention wins", other) < text.index("<figure>", other)
+    assert said in (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert "0.6100 times" in _write(tmp_path, _rows(value=0.6))  # it is told anew, of the rows that are shown
+
+
+def test_a_claim_that_was_measured_stands_for_the_experiment():
+    found = [Claim("Not run", "Figure 1", "", "not tested at this size"), Claim("Run", "Figure 1", "1", "holds")]
+    assert shown_claim(Section("first", "First", claims=found)) == found[1]
+    assert shown_claim(Section("first", "First", claims=found[:1])) == found[0]
+    assert shown_claim(Section("first", "First")) is None
 
 
 def test_lines_of_our_own_stand_apart(fake, tmp_path):

@@ -15,6 +15,7 @@ from intention.lab.experiments import NAMES, find
 from intention.lab.report.choose import choose
 
 ROOT = Path(__file__).parents[3]
+NOT_RUN = {"vit"}  # no rows are published yet, and so no verdict
 
 
 @pytest.fixture
@@ -43,6 +44,9 @@ def rows() -> list[results.Row]:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_run_of_the_standard_preset_is_there(name: str, rows: list[results.Row]) -> None:
     own = results.select(rows, experiment=name)
+    if name in NOT_RUN:
+        assert not own
+        return
     assert not any(row.config.get("data") == "built-in" for row in own)  # these are measured anew by everyone
     chosen = choose(find(name), own)
     assert chosen.complete

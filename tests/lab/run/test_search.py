@@ -13,7 +13,7 @@ from intention.lab.report.search import read_search, searches
 from intention.lab.run import search
 
 SEARCHED = ("sine", "pixels", "policy", "kabsch")
-SEQUENCES = ("text",)  # gated layers
+SEQUENCES = ("text", "recall")  # gated layers
 # where the best rate of the search is not kept for longer training: READING says why
 SECOND_BEST = {
     ("sine", "maml", "standard"),

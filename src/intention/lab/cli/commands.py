@@ -63,24 +63,27 @@ def run(args: list[str]) -> int:
         with Display(tally, show=ranks.first()) as display:
             for task in todo:
                 _run_here(task, display)
-    _summarise(tasks, runner.rows_file(out, name))
+    _summarise(experiment, tasks, runner.rows_file(out, name))
     _say(f"rows are in {runner.rows_file(out, name)}; next: intention report {shlex.quote(str(out))}")
     return 0
 
 
-def _summarise(tasks: Sequence[Task], path: Path) -> None:
-    """The numbers that have no axis, of each model over its seeds."""
+def _summarise(experiment: Experiment, tasks: Sequence[Task], path: Path) -> None:
+    """Some numbers, of each model over its seeds, and the finding."""
     if ranks.first():
         runs = {task.job.id for task in tasks}
-        for line in tables.numbers(row for row in results.read(path) if row.run in runs):
-            print(line)
+        rows = [row for row in results.read(path) if row.run in runs]
+        for line in [*tables.numbers(rows), experiment.finding(rows)]:
+            if line:
+                print(line)
 
 
 def _run_here(task: Task, display: Display) -> None:
     def tell(step: int, steps: int, values: Mapping[str, float]) -> None:
         display.tally.note(task.id, step, steps, values.get("loss", float("nan")))
 
-    display.say(f"{task.id}{': continues' if task.begun else ''}")
+    if task.begun:
+        display.say(f"{task.id}: continues")
     rows = runner.perform(task, Place(task.folder, tell, task.tensorboard, device=find_device(task.device)))
     if ranks.first():
         runner.store(task, rows)

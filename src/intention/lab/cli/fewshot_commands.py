@@ -29,6 +29,8 @@ class Fewshot:
     backbone: Network = "conv4"
     """What turns images into features: `conv4` (comes with the package), `efficientnet_lite0` (extra backbones) and all
     others of `intention embed --help`."""
+    device: options.Device = "cpu"
+    """Where images are embedded: auto (a GPU if there is one), cpu, cuda, cuda:N or mps. Heads stay on the CPU."""
     way: Number = None
     """Classes of an episode: 5, unless there are fewer."""
     shot: Number = None
@@ -56,6 +58,8 @@ class Classify:
     """In place of --support: what --save wrote."""
     backbone: Network = "conv4"
     """What turns images into features, as in `intention fewshot`."""
+    device: options.Device = "cpu"
+    """Where images are embedded: auto (a GPU if there is one), cpu, cuda, cuda:N or mps. Heads stay on the CPU."""
     save: Annotated[Path | None, tyro.conf.arg(metavar="FILE.safetensors")] = None
     """Keep what was learnt."""
     json: Switch = False
@@ -75,7 +79,7 @@ def fewshot(args: list[str]) -> int:
     from intention.lab.run.own import gather
     from intention.lab.run.study import study
 
-    own = gather(flags.data, flags.backbone)
+    own = gather(flags.data, flags.backbone, flags.device)
     found = study(own, flags.way, flags.shot, flags.query, flags.episodes, flags.seed)
     _show(found)
     write_page(out, found)
@@ -118,10 +122,10 @@ def classify(args: list[str]) -> int:
 
     run.check_images(flags.images)
     if flags.support is not None:
-        known = run.learn(flags.support, flags.backbone, flags.images)
+        known = run.learn(flags.support, flags.backbone, flags.images, flags.device)
     else:
         assert flags.model is not None
-        known = run.load(flags.model)
+        known = run.load(flags.model, flags.device)
     if flags.save is not None:
         run.save(known, flags.save)
     answers = run.answer(known, flags.images) if flags.images else []

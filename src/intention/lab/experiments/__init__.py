@@ -29,8 +29,9 @@ NAMES = (
     "text",
     "stability",
     "needle",
+    "vit",
 )
-OURS = ("in_context", "recall", "text", "stability", "needle")  # the paper does not have them
+OURS = ("in_context", "recall", "text", "stability", "needle", "vit")  # the paper does not have them
 
 
 def find(name: str) -> Experiment:

@@ -320,6 +320,8 @@ class Experiment(Protocol):
     @staticmethod
     def claims(rows: Sequence[Row]) -> list[Claim]: ...
     @staticmethod
+    def finding(rows: Sequence[Row]) -> str: ...  # one sentence for anybody, from these rows; "" if they do not tell
+    @staticmethod
     def plot(rows: Sequence[Row]) -> list[Plot]: ...
 
 

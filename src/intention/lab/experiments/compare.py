@@ -164,3 +164,46 @@ def correlation(values: Sequence[float | None]) -> Estimate:
     nearly = 1 - 1e-12
     inside = estimate([None if r is None else math.atanh(max(-nearly, min(nearly, r))) for r in values])
     return Estimate(math.tanh(inside.mean), math.tanh(inside.low), math.tanh(inside.high), inside.count)
+
+
+def many(factor: float) -> str:
+    """
+    >>> many(1567.8), many(2.94)
+    ('1,568', '2.9')
+    """
+    return f"{factor:,.0f}" if factor >= 10 else f"{factor:.2g}"
+
+
+def beside(found: Found, model: str, others: Sequence[str], learnt: Learnt | None = None) -> str:
+    """For a finding: the error of a model beside that of the best other one (of the smallest mean over seeds).
+
+    Nothing where they have not the same seeds. It says so where the best other one has not learnt its task, and where
+    the interval over seeds allows both directions.
+    """
+    means = {name: estimate_log(list(found.get(name, {}).values())).mean for name in others}
+    means = {name: mean for name, mean in means.items() if math.isfinite(mean)}
+    if not means:
+        return ""
+    other = min(means, key=lambda name: means[name])
+    ahead = ratio(found[other], found.get(model, {}))
+    if ahead is None:
+        return ""
+    if math.isnan(ahead.mean):
+        return "an error that is not finite"
+    size = "about the size of" if max(ahead.mean, 1 / ahead.mean) < 1.05 else f"{many(ahead.mean)} times smaller than"
+    if 1 / ahead.mean >= 1.05:
+        size = f"{many(1 / ahead.mean)} times larger than"
+    words = [f"an error {size} that of {named(other)}", "the best other model" if len(means) > 1 else ""]
+    words.append("which has not learnt the task" if untrained(learnt or {}, [other]) else "")
+    words.append("though seeds differ by more" if ahead.low < 1 < ahead.high and "times" in size else "")
+    return ", ".join(filter(None, words))
+
+
+def share(values: Iterable[float | None]) -> str:
+    """For a finding: the mean of accuracies; nothing where there are none.
+
+    >>> share([0.6, 0.7]), share([0.6, None]), share([])
+    ('65.0%', 'not finite', '')
+    """
+    found = estimate(list(values))
+    return "" if not found.count else "not finite" if math.isnan(found.mean) else f"{found.mean:.1%}"

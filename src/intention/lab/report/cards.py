@@ -1,4 +1,4 @@
-"""What the report opens with: one card for each experiment, with its best figure, one claim and what was measured."""
+"""What the report opens with: one card for each experiment, with its best figure, its finding and one claim."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ class Card(NamedTuple):
     anchor: str
     title: str
     picture: Markup | None
+    finding: str
     claim: Claim | None
     here: str
     counts: list[tuple[str, int]]
@@ -56,6 +57,7 @@ def card(section: Section) -> Card:
         section.anchor,
         section.title,
         None if (best := _best(section)) is None else small(best),
+        section.finding,
         claim,
         "" if claim is None else brief(claim.measured),
         count(section.claims),
@@ -65,10 +67,11 @@ def card(section: Section) -> Card:
 
 
 def shown_claim(section: Section) -> Claim | None:
-    """The claim that stands for the experiment."""
+    """The claim that stands for the experiment; where that was not run, the first that was."""
     if not section.claims:
         return None
-    return section.claims[min(SHOWN.get(section.name, 0), len(section.claims) - 1)]
+    wanted = section.claims[min(SHOWN.get(section.name, 0), len(section.claims) - 1)]
+    return next((claim for claim in (wanted, *section.claims) if claim.measured), wanted)
 
 
 def brief(text: str) -> str:

@@ -58,6 +58,8 @@ def _section(section: Section) -> str:
     parts = [f'<a id="{section.anchor}"></a>\n\n## {to_markdown(section.title)}\n']
     if section.place:
         parts.append(f"Paper: {to_markdown(section.place)}\n")
+    if section.finding:
+        parts.append(f"{to_markdown(section.finding)}\n")
     if section.problems or section.notes:
         parts.append(_bullets([*section.problems, *section.notes]))
     if section.reading:

@@ -47,6 +47,7 @@ class Section:
     place: str = ""
     reading: str = ""
     preset: str = ""
+    finding: str = ""
     claims: list[Claim] = field(default_factory=list)
     figures: list[Drawn] = field(default_factory=list)
     settings: list[Setting] = field(default_factory=list)
@@ -80,6 +81,7 @@ def section(name: str, rows: Sequence[Row]) -> Section:
         if chosen is not None:
             _describe(out, experiment, chosen)
             out.claims = _attempt(out.problems, "claims failed", lambda: list(experiment.claims(chosen.rows))) or []
+            out.finding = _attempt(out.problems, "its finding failed", lambda: experiment.finding(chosen.rows)) or ""
             plots = _attempt(out.problems, "figures failed", lambda: list(experiment.plot(chosen.rows))) or []
             out.figures = [_draw(plot, f"fig-{name}-{number}") for number, plot in enumerate(plots, 1)]
             out.problems += [f"figure {item.title!r} failed: {item.error}" for item in out.figures if item.error]

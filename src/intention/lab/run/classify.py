@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from intention.fewshot import FewShotClassifier
+from intention.fewshot.backbones import Backbone
 from intention.fewshot.stored import read
+from intention.lab.core.device import find as find_device
 from intention.lab.core.files import LabError
 from intention.lab.data.folders import index_folder
 from intention.lab.run.embed import find, told
@@ -35,8 +37,9 @@ class Answer(NamedTuple):
     ]  # support images: file, label, what it adds to the score; the largest first
 
 
-def learn(folder: Path, backbone: str, asked: Sequence[Path] = ()) -> Known:
+def learn(folder: Path, backbone: str, asked: Sequence[Path] = (), device: str = "cpu") -> Known:
     """A classifier of a folder with a folder of images for each class; the images to ask about are not in it."""
+    there = find_device(device)  # before any work
     files, whole = index_folder(folder, str(folder))
     examples = {file.absolute() for file in files}
     for image in asked:
@@ -44,14 +47,15 @@ def learn(folder: Path, backbone: str, asked: Sequence[Path] = ()) -> Known:
             raise LabError(f"{image} is among the support images, so its label is known; move it out of {folder}")
     labels = [part.classes[y] for part in whole.parts.values() for y in part.y.tolist()]
     check_counts({label: labels.count(label) for label in dict.fromkeys(labels)}, folder)
-    net = find(backbone)
+    net = find(backbone).to(there)
     print(f"embedding {len(files)} images with {backbone}", file=sys.stderr, flush=True)
     with told():
         return Known(FewShotClassifier(net).fit(files, labels), [str(file) for file in files])
 
 
-def load(path: Path) -> Known:
+def load(path: Path, device: str = "cpu") -> Known:
     """What `save` wrote."""
+    there = find_device(device)
     try:
         with told():
             model = FewShotClassifier.load(path)
@@ -60,6 +64,8 @@ def load(path: Path) -> Known:
         raise LabError(f"{error}; `intention classify --support FOLDER --save {path}` makes one") from error
     if model.encoder is None:
         raise LabError(f"{path} was fitted on features, and cannot read images; make one with --support FOLDER --save")
+    if isinstance(model.encoder, Backbone):
+        model.encoder.to(there)
     count = len(model.labels)
     return Known(
         model, [str(file) for file in files] if len(files) == count else [f"example {i}" for i in range(count)]

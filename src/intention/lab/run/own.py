@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from intention.lab import data
+from intention.lab.core.device import find as find_device
 from intention.lab.core.files import LabError
 from intention.lab.run import embed
 
@@ -36,8 +37,9 @@ class Own:
         return self.y.bincount(minlength=len(self.classes))
 
 
-def gather(name: str, backbone: str) -> Own:
+def gather(name: str, backbone: str, device: str = "cpu") -> Own:
     """The features of all images of a folder, an .npz or a named set; features that are there are taken."""
+    there = find_device(device)  # before any work
     path = Path(name).expanduser()
     if path.suffix.lower() == ".npz" and path.is_file():
         whole = data.load(name, None)
@@ -45,7 +47,7 @@ def gather(name: str, backbone: str) -> Own:
             _check(whole, path)
             features = {part: some.x for part, some in whole.parts.items()}
             return _own(name, "features of the file", whole, features, None, ())
-    net = embed.find(backbone)
+    net = embed.find(backbone).to(there)
     opened = embed.open_for(name, net)
     _check(opened.whole, path)
     return _own(name, backbone, opened.whole, embed.compute(opened, net), opened, net.seen)

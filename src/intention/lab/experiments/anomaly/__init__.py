@@ -16,7 +16,7 @@ from intention.lab import data
 from intention.lab.core.device import answer
 from intention.lab.core.results import Json
 from intention.lab.core.train import Plan, train
-from intention.lab.experiments.anomaly.claims import SPLITS, claims
+from intention.lab.experiments.anomaly.claims import SPLITS, claims, finding
 from intention.lab.experiments.anomaly.figures import plot
 from intention.lab.experiments.anomaly.model import MODELS, STARTS, OddOneOut, build
 from intention.lab.experiments.anomaly.task import (
@@ -32,7 +32,20 @@ from intention.lab.experiments.anomaly.task import (
 )
 from intention.lab.experiments.base import Job, Measure, Place, added, chooses, require
 
-__all__ = ["EXCLUSIVE", "PLACE", "PRESETS", "READING", "SECONDS", "TITLE", "Config", "claims", "jobs", "plot", "run"]
+__all__ = [
+    "EXCLUSIVE",
+    "PLACE",
+    "PRESETS",
+    "READING",
+    "SECONDS",
+    "TITLE",
+    "Config",
+    "claims",
+    "finding",
+    "jobs",
+    "plot",
+    "run",
+]
 
 TITLE = "Anomaly detection"
 PLACE = "section 5.5, Table 3, appendix “Anomaly detection”"

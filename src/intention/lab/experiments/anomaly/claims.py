@@ -228,3 +228,17 @@ def _depth_of(depth: int) -> str:
 
 def percent(of: Cell) -> str:
     return f"{100 * mean(of):.1f} ± {100 * spread(of):.1f}%"
+
+
+def finding(rows: Sequence[Row]) -> str:
+    """On the first split that there is: the best of ours, the best of all, and a rule that has not learnt."""
+    for asked in JUDGED.values():
+        cells, rule = _cells(rows, asked), cell(rows, "cosine", asked=asked)
+        ours = [key for key in cells if key[0] in ("intention", "sigma_intention")]
+        if ours and rule:
+            own, top = (max(keys, key=lambda key: mean(cells[key])) for keys in (ours, list(cells)))
+            count = min(row.config.get("items", 0) for row in rows)
+            best = "the best of all" if own == top else f"the best of all, {_named(*top)}, in {mean(cells[top]):.1%}"
+            text = f"Asked which of {count} images does not belong, {_named(*own)} is right in {mean(cells[own]):.1%}"
+            return f"{text}, {best}, and a rule without training in {mean(rule):.1%} ({WORDS[asked]})."
+    return ""

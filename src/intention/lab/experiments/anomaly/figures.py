@@ -32,7 +32,7 @@ def plot(rows: Sequence[Row]) -> list[Plot]:
         plots.append(Plot("Accuracy", about, table=table(rows)))
         caption = (
             f"{about_data(rows)}. Circles: 1 layer, squares: 4 layers; hollow: the paper's recipe alone, one seed. "
-            f"Horizontal: rules without training. {ends}."
+            f"Horizontal: rules without training. {ends}; cut at 0 and 1."
         )
         plots.append(Plot("Accuracy by model", caption, partial(draw_results, rows)))
     if select(rows, metric="accuracy during training"):
@@ -73,6 +73,12 @@ def _text(of: Cell) -> str:
     return percent(of) if of else "–"
 
 
+def _within(found: Cell) -> list[list[float]]:
+    """The interval below and above the mean, cut where a share ends: two seeds that differ would flatten all others."""
+    half = spread(found)
+    return [[min(half, mean(found))], [min(half, 1 - mean(found))]]
+
+
 def draw_results(rows: Sequence[Row]) -> Figure:
     """A column for each model, a panel for each kind of question."""
     from matplotlib.figure import Figure
@@ -88,7 +94,7 @@ def draw_results(rows: Sequence[Row]) -> Figure:
                     if found:
                         side = place + aside + (0.12 if depth > DEPTHS[0] else -0.12)
                         marks = {"marker": MARKS[depth], "fillstyle": fill, "color": COLOURS[model]}
-                        axis.errorbar(side, mean(found), spread(found), linestyle="none", capsize=2, **marks)
+                        axis.errorbar(side, mean(found), _within(found), linestyle="none", capsize=2, **marks)
         for rule, style in LINES.items():
             found = cell(rows, rule, asked=asked)
             if found:

@@ -13,12 +13,25 @@ from intention import functional as F
 from intention.lab.core.place import Place
 from intention.lab.core.results import Json
 from intention.lab.experiments.base import Job, Measure, chooses, require
-from intention.lab.experiments.computations_2d.claims import MODELS, claims, named
+from intention.lab.experiments.computations_2d.claims import MODELS, claims, finding, named
 from intention.lab.experiments.computations_2d.figures import plot
 from intention.lab.experiments.computations_2d.task import REPAIRS, SQUARES, Repair, plane, square
 from intention.lab.tasks import Problem
 
-__all__ = ["EXCLUSIVE", "PLACE", "PRESETS", "READING", "SECONDS", "TITLE", "Config", "claims", "jobs", "plot", "run"]
+__all__ = [
+    "EXCLUSIVE",
+    "PLACE",
+    "PRESETS",
+    "READING",
+    "SECONDS",
+    "TITLE",
+    "Config",
+    "claims",
+    "finding",
+    "jobs",
+    "plot",
+    "run",
+]
 
 TITLE = "Four computations on linear data in the plane"
 PLACE = "Figure 4, theorems 2.8 and 2.9, appendix “Comparing the computations”"

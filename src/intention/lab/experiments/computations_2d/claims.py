@@ -155,3 +155,10 @@ def _limit(rows: Sequence[Row], model: str, limit: str, text: str, theorem: int)
     judged = every([_near(slope, -1, 0.05), at_most(last, 1e-2)])
     measured = f"relative distance {last} at α = {widest:.0e}; it goes as α to the power {slope.mean:.3f} (expected −1)"
     return Claim(f"As α → ∞ {text} up to a rescaling of queries", f"theorem 2.{theorem}", measured, judged)
+
+
+def finding(rows: Sequence[Row]) -> str:
+    found = {model: over_seeds(rows, model, "correlation", "inside") for model in reversed(MODELS)}
+    parts = [f"{value.mean:.4f} ({label(model)})" for model, value in found.items() if known(value)]
+    text = "Asked for a linear function of the plane, answers correlate with the truth by "
+    return f"{text}{', '.join(parts)}." if parts else ""

@@ -9,7 +9,7 @@ from intention.lab import data
 from intention.lab.core.place import Place
 from intention.lab.experiments.base import Job, Measure
 from intention.lab.experiments.fewshot import training as fewshot_runs
-from intention.lab.experiments.fewshot.claims import claims
+from intention.lab.experiments.fewshot.claims import claims, finding
 from intention.lab.experiments.fewshot.config import (
     ERROR,
     FROM_SCRATCH,
@@ -22,7 +22,20 @@ from intention.lab.experiments.fewshot.config import (
 )
 from intention.lab.experiments.fewshot.figures import plot
 
-__all__ = ["EXCLUSIVE", "PLACE", "PRESETS", "READING", "SECONDS", "TITLE", "Config", "claims", "jobs", "plot", "run"]
+__all__ = [
+    "EXCLUSIVE",
+    "PLACE",
+    "PRESETS",
+    "READING",
+    "SECONDS",
+    "TITLE",
+    "Config",
+    "claims",
+    "finding",
+    "jobs",
+    "plot",
+    "run",
+]
 
 TITLE = "Few-shot classification"
 PLACE = "section 5.2, Table 1, appendix “Few-shot Classification”"

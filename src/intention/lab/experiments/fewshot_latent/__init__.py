@@ -10,10 +10,23 @@ from intention.lab.core.place import Place
 from intention.lab.experiments.base import Job, Measure, chooses, require
 from intention.lab.experiments.fewshot import config as fewshot_config
 from intention.lab.experiments.fewshot import training as fewshot_runs
-from intention.lab.experiments.fewshot_latent.claims import claims
+from intention.lab.experiments.fewshot_latent.claims import claims, finding
 from intention.lab.experiments.fewshot_latent.figures import plot
 
-__all__ = ["EXCLUSIVE", "PLACE", "PRESETS", "READING", "SECONDS", "TITLE", "Config", "claims", "jobs", "plot", "run"]
+__all__ = [
+    "EXCLUSIVE",
+    "PLACE",
+    "PRESETS",
+    "READING",
+    "SECONDS",
+    "TITLE",
+    "Config",
+    "claims",
+    "finding",
+    "jobs",
+    "plot",
+    "run",
+]
 
 TITLE = "Few-shot classification, latent size"
 PLACE = "section 5.2, Figure 14, appendix “Kernel performance experiments”"

@@ -6,11 +6,12 @@ from collections.abc import Iterable, Sequence
 
 from intention.lab.core.results import Row, select
 from intention.lab.experiments.base import Claim
-from intention.lab.experiments.compare import UNTESTED, together
+from intention.lab.experiments.compare import UNTESTED, share, together
 from intention.lab.experiments.fewshot.config import ACCURACY
 from intention.lab.experiments.fewshot.judge import ABOVE, Part, above, claim, each_seed, judged_on, same_seeds
 
 SMALL = (16, 32)  # sizes of e_H
+PAIR = ("intention_kernel", "intention")
 
 
 def claims(rows: Sequence[Row]) -> list[Claim]:
@@ -33,7 +34,7 @@ def _small_latents(some: list[Row]) -> Part:
     texts, verdicts = [], dict.fromkeys(SMALL, UNTESTED)
     for latent in sorted({*latents(some), *SMALL}):
         here = of_latent(some, latent)
-        kernel, linear = (judged_on(here, model) for model in ("intention_kernel", "intention"))
+        kernel, linear = (judged_on(here, model) for model in PAIR)
         verdict = above(*same_seeds(kernel, linear, "intention"))
         if latent in SMALL:
             verdicts[latent] = verdict
@@ -41,3 +42,13 @@ def _small_latents(some: list[Row]) -> Part:
             both = f"{each_seed('intention_kernel', kernel)}, {each_seed('intention', linear)}"
             texts.append(f"at {latent}: {both} ({verdict})")
     return "; ".join(texts), together(list(verdicts.values()))
+
+
+def finding(rows: Sequence[Row]) -> str:
+    parts = []
+    for latent in sorted({*latents(rows)[:1], *latents(rows)[-1:]}):
+        here = of_latent(rows, latent)
+        kernel, linear = (share(row.value for row in judged_on(here, name).values()) for name in PAIR)
+        parts += [f"with {latent} numbers {kernel} are right, without {linear}"] if kernel and linear else []
+    text = "Answers on new classes by the size of the latent, with a kernel and without"
+    return f"{text}: {'; '.join(parts)}." if parts else ""

@@ -10,10 +10,23 @@ from intention.lab.core.place import Place
 from intention.lab.experiments.base import Job, Measure
 from intention.lab.experiments.fewshot import training as fewshot_runs
 from intention.lab.experiments.fewshot.config import SHARED_READING, SHORT, Config
-from intention.lab.experiments.fewshot_resnet.claims import claims
+from intention.lab.experiments.fewshot_resnet.claims import claims, finding
 from intention.lab.experiments.fewshot_resnet.figures import plot
 
-__all__ = ["EXCLUSIVE", "PLACE", "PRESETS", "READING", "SECONDS", "TITLE", "Config", "claims", "jobs", "plot", "run"]
+__all__ = [
+    "EXCLUSIVE",
+    "PLACE",
+    "PRESETS",
+    "READING",
+    "SECONDS",
+    "TITLE",
+    "Config",
+    "claims",
+    "finding",
+    "jobs",
+    "plot",
+    "run",
+]
 
 TITLE = "Few-shot classification, ResNet-12"
 PLACE = "section 5.2, Table 2"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from intention.lab.core.results import Row
 from intention.lab.experiments.base import Claim
-from intention.lab.experiments.fewshot.claims import RECIPES
+from intention.lab.experiments.fewshot.claims import RECIPES, mean_of
 from intention.lab.experiments.fewshot.judge import ABOVE, SAME, against, claim, same
 
 
@@ -40,3 +41,14 @@ def _of_recipe(rows: Sequence[Row], recipe: str) -> list[Claim]:
             own,
         ),
     ]
+
+
+def finding(rows: Sequence[Row]) -> str:
+    ways = {"": "least squares", "_lda": "LDA", "_qda": "QDA", "_kernel": "a kernel"}
+    for recipe in RECIPES:
+        found = {name: mean_of(rows, f"intention{way}{recipe}") for way, name in ways.items()}
+        found = {name: mean for name, mean in found.items() if not math.isnan(mean)}
+        if len(found) > 1:
+            said = ", ".join(f"{mean:.1%} with {name}" for name, mean in found.items())
+            return f"On a ResNet-12 the form of Intention changes the accuracy on new classes this much: {said}."
+    return ""

@@ -148,3 +148,15 @@ def _best_with_drift(rows: Sequence[Row]) -> Claim:
         ahead and f"the best other, {named(name)}{' that forgets' if forgets else ''}, has {times(ahead)} times its MSE"
     )
     return Claim(text, WHERE, measured or "", verdict(ahead, 1))
+
+
+def finding(rows: Sequence[Row]) -> str:
+    found = by_model(select(rows, metric="mse"))
+    above = {model: ratio(own, found.get("ridge", {})) for model, own in found.items()}
+    far = {model: one.mean for model, one in above.items() if one is not None and math.isfinite(one.mean)}
+    if "intention" not in far:
+        return ""
+    others = [f"{named(model)} {far[model]:.3g}" for model in ("informer", "transformer", "delta") if model in far]
+    text = "On linear regression from pairs shown in the input one layer of Intention has"
+    exact = f"{far['intention']:.2f} times the error of exact ridge regression"
+    return f"{text} {', '.join([exact, *others])}."

@@ -19,13 +19,26 @@ from intention.lab.experiments.base import Job, Measure, Net, Place, chooses, re
 from intention.lab.experiments.episodes import check_net, loss, numbers, over_tasks, predict_in_parts, task_errors
 from intention.lab.experiments.kabsch import clouds, references
 from intention.lab.experiments.kabsch import task as kabsch
-from intention.lab.experiments.kabsch.claims import ON_CLOUD, claims
+from intention.lab.experiments.kabsch.claims import ON_CLOUD, claims, finding
 from intention.lab.experiments.kabsch.figures import plot
 from intention.lab.experiments.kabsch.model import MODELS, build
 from intention.lab.models.references import zero
 from intention.lab.tasks import Episode
 
-__all__ = ["EXCLUSIVE", "PLACE", "PRESETS", "READING", "SECONDS", "TITLE", "Config", "claims", "jobs", "plot", "run"]
+__all__ = [
+    "EXCLUSIVE",
+    "PLACE",
+    "PRESETS",
+    "READING",
+    "SECONDS",
+    "TITLE",
+    "Config",
+    "claims",
+    "finding",
+    "jobs",
+    "plot",
+    "run",
+]
 
 TITLE = "Generalised Kabsch"
 PLACE = "section 5.4, Figures 10 and 11, appendix “Learning generalised Kabsch algorithm”"

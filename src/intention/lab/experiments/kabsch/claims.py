@@ -15,6 +15,7 @@ from intention.lab.experiments.compare import (
     Learnt,
     applicable,
     at_most,
+    beside,
     best,
     by_model,
     errors,
@@ -161,3 +162,13 @@ def _case(dims: int, text: str) -> str:
 def _claim(text: str, where: str, parts: Sequence[tuple[str, str]]) -> Claim:
     measured = "; ".join(measured for measured, _ in parts if measured)
     return Claim(text, where, measured, together([each for _, each in parts]))
+
+
+def finding(rows: Sequence[Row]) -> str:
+    parts = []
+    for dims in DIMS:
+        found = by_model(of(select(rows, metric="mse"), dims))
+        if said := beside(found, "intention", BASELINES, learnt_by(found)):
+            count = min(row.config.get("points", POINTS) for row in of(rows, dims))
+            parts.append(_case(dims, f"from {count} pairs of points with {said}"))
+    return f"Intention learns to rotate, scale and shift a cloud {'; '.join(parts)}." if parts else ""

@@ -14,7 +14,7 @@ from intention.lab.core.device import moved, of
 from intention.lab.core.place import Place
 from intention.lab.core.train import Plan, train
 from intention.lab.experiments.base import Job, Measure, chooses, require
-from intention.lab.experiments.layers.claims import MODELS, claims
+from intention.lab.experiments.layers.claims import MODELS, claims, finding
 from intention.lab.experiments.layers.figures import plot
 from intention.lab.experiments.layers.model import (
     Steps,
@@ -29,7 +29,20 @@ from intention.lab.experiments.layers.model import (
 from intention.lab.experiments.layers.task import conditioned
 from intention.lab.tasks import Problem
 
-__all__ = ["EXCLUSIVE", "PLACE", "PRESETS", "READING", "SECONDS", "TITLE", "Config", "claims", "jobs", "plot", "run"]
+__all__ = [
+    "EXCLUSIVE",
+    "PLACE",
+    "PRESETS",
+    "READING",
+    "SECONDS",
+    "TITLE",
+    "Config",
+    "claims",
+    "finding",
+    "jobs",
+    "plot",
+    "run",
+]
 
 TITLE = "Layers of linear attention that equal one Intention"
 PLACE = "section 2, closing argument"

@@ -124,3 +124,13 @@ def _growth(rows: Sequence[Row]) -> Claim:
             parts.append(f"{NAMES[model]}: layers grow as κ to the power {power}")
             grows.append(verdict(power, GROWS))
     return Claim(text, "section 2", "; ".join(parts), together(grows))
+
+
+def finding(rows: Sequence[Row]) -> str:
+    kappa = 10.0 if select(rows, x=10.0) else max((row.x for row in rows if row.x is not None), default=math.nan)
+    many, one = (over_seeds(rows, model, "layers", kappa).mean for model in ("step_l", "intention"))
+    if math.isnan(many + one):
+        return ""
+    goal = rows[0].config.get("goal", 0.1)
+    text = f"At condition number {kappa:g}, {many:.0f} layers of linear attention, each a step of gradient descent,"
+    return f"{text} bring the error down to {goal:g}; Intention needs {one:.0f}."

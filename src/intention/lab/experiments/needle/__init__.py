@@ -13,14 +13,27 @@ from torch import Tensor, nn
 from intention.lab.core.device import moved, of
 from intention.lab.core.train import train
 from intention.lab.experiments.base import Job, Measure, Place, chooses, require
-from intention.lab.experiments.needle.claims import claims
+from intention.lab.experiments.needle.claims import claims, finding
 from intention.lab.experiments.needle.figures import plot
 from intention.lab.experiments.needle.model import MODELS, build, read, size
 from intention.lab.experiments.needle.task import Needle, needle
 from intention.lab.experiments.sequences import OURS, check, check_heads, plan
 from intention.nn import InformerLM
 
-__all__ = ["EXCLUSIVE", "PLACE", "PRESETS", "READING", "SECONDS", "TITLE", "Config", "claims", "jobs", "plot", "run"]
+__all__ = [
+    "EXCLUSIVE",
+    "PLACE",
+    "PRESETS",
+    "READING",
+    "SECONDS",
+    "TITLE",
+    "Config",
+    "claims",
+    "finding",
+    "jobs",
+    "plot",
+    "run",
+]
 
 TITLE = "A pair after thousands of tokens"
 PLACE = OURS

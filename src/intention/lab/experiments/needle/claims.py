@@ -116,3 +116,18 @@ def _constant(rows: Sequence[Row]) -> Claim:
         return Claim(text, WHERE, "", UNTESTED)
     said = ", ".join(f"{size:,.0f} after {length:g} tokens" for length, size in sorted(found.items()))
     return Claim(text, WHERE, said, "holds" if len(set(found.values())) == 1 else "does not hold")
+
+
+def finding(rows: Sequence[Row]) -> str:
+    """At the greatest length, with the forgetting of ours that is better there."""
+    length = max(lengths(rows), default=math.nan)
+    found = {model: accuracies(rows, model, length) for model in NAMES}
+    means = {model: estimate(list(each.values())).mean for model, each in found.items() if each}
+    means = {model: mean for model, mean in means.items() if not math.isnan(mean)}
+    own = [model for model in means if model.startswith("intention")]
+    others = [model for model in means if model not in own]
+    if not own or not others:
+        return ""
+    ours, best = (max(some, key=lambda model: means[model]) for some in (own, others))
+    text = f"With {length:,.0f} tokens in between, a pair is found again in {means[ours]:.1%} of cases"
+    return f"{text} ({name(ours)}); by the best other model, {name(best)}, in {means[best]:.1%}."

@@ -11,11 +11,24 @@ from torch import Tensor
 
 from intention.lab.core.place import Place
 from intention.lab.experiments.base import Job, Measure, chooses, require
-from intention.lab.experiments.normalisation.claims import claims
+from intention.lab.experiments.normalisation.claims import claims, finding
 from intention.lab.experiments.normalisation.figures import plot
 from intention.lab.experiments.normalisation.model import FAR, MODELS, PRINTED, of_inverse, variances
 
-__all__ = ["EXCLUSIVE", "PLACE", "PRESETS", "READING", "SECONDS", "TITLE", "Config", "claims", "jobs", "plot", "run"]
+__all__ = [
+    "EXCLUSIVE",
+    "PLACE",
+    "PRESETS",
+    "READING",
+    "SECONDS",
+    "TITLE",
+    "Config",
+    "claims",
+    "finding",
+    "jobs",
+    "plot",
+    "run",
+]
 
 TITLE = "Variance of the Intention map"
 PLACE = "Figure 15, appendix “Normalisation”"

@@ -19,13 +19,26 @@ from intention.lab.core.train import Plan, train
 from intention.lab.experiments.base import Job, MamlNet, Measure, Net, Place, chooses, require
 from intention.lab.experiments.episodes import check_one_number, loss
 from intention.lab.experiments.pixels import task as pixels
-from intention.lab.experiments.pixels.claims import SMALL, TRAINED, claims
+from intention.lab.experiments.pixels.claims import SMALL, TRAINED, claims, finding
 from intention.lab.experiments.pixels.figures import plot
 from intention.lab.experiments.pixels.model import REFERENCES, MamlOfMany, OnPixels
 from intention.lab.models import regression
 from intention.lab.tasks import Episode
 
-__all__ = ["EXCLUSIVE", "PLACE", "PRESETS", "READING", "SECONDS", "TITLE", "Config", "claims", "jobs", "plot", "run"]
+__all__ = [
+    "EXCLUSIVE",
+    "PLACE",
+    "PRESETS",
+    "READING",
+    "SECONDS",
+    "TITLE",
+    "Config",
+    "claims",
+    "finding",
+    "jobs",
+    "plot",
+    "run",
+]
 
 TITLE = "Image completion"
 PLACE = "section 5.1, Figures 7 (right) and 13, appendix “MNIST”"

@@ -13,6 +13,7 @@ from intention.lab.experiments.compare import (
     UNTESTED,
     Learnt,
     applicable,
+    beside,
     best,
     by_model,
     learnt,
@@ -171,3 +172,12 @@ def _sigma(rows: Sequence[Row]) -> Claim:
         return [(f"{learns}; {beside}" if learns else "", judged)]
 
     return _claim(rows, f"{PUT_TO_THE_TEST} (σIntention; read as: it learns, {RULE})", "abstract, Figure 7", each)
+
+
+def finding(rows: Sequence[Row]) -> str:
+    parts = []
+    for name, some in sets(rows).items():
+        x = MANY if MANY in points(some) else max(points(some), default=math.nan)
+        said = beside(by_model(select(some, metric="mse", x=x)), "intention", BASELINES, learnt_by(some))
+        parts += [f"from {x:g} pixels ({name}) with {said}"] if said else []
+    return f"Intention completes an image {'; '.join(parts)}." if parts else ""

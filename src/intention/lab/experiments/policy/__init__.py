@@ -16,14 +16,27 @@ from intention.lab.experiments.base import Job, Measure, Net, Place, chooses, re
 from intention.lab.experiments.episodes import check_net, loss, numbers, over_tasks, predict_in_parts, task_errors
 from intention.lab.experiments.policy import references
 from intention.lab.experiments.policy import task as policy
-from intention.lab.experiments.policy.claims import claims
+from intention.lab.experiments.policy.claims import claims, finding
 from intention.lab.experiments.policy.figures import plot
 from intention.lab.experiments.policy.model import MODELS, build
 from intention.lab.experiments.policy.task import REWARDS, Reward
 from intention.lab.models.references import zero
 from intention.lab.tasks import Episode
 
-__all__ = ["EXCLUSIVE", "PLACE", "PRESETS", "READING", "SECONDS", "TITLE", "Config", "claims", "jobs", "plot", "run"]
+__all__ = [
+    "EXCLUSIVE",
+    "PLACE",
+    "PRESETS",
+    "READING",
+    "SECONDS",
+    "TITLE",
+    "Config",
+    "claims",
+    "finding",
+    "jobs",
+    "plot",
+    "run",
+]
 
 TITLE = "Policy distillation"
 PLACE = "section 5.3, Figures 8 and 9, appendix “Policy Distillation”"

@@ -14,6 +14,7 @@ from intention.lab.experiments.compare import (
     Found,
     Learnt,
     applicable,
+    beside,
     best,
     by_model,
     errors,
@@ -129,3 +130,14 @@ def _no_training(cases: dict[str, Found]) -> Claim:
 
 def _text(parts: Sequence[tuple[str, str]]) -> str:
     return "; ".join(measured for measured, _ in parts if measured)
+
+
+def finding(rows: Sequence[Row]) -> str:
+    parts = []
+    for reward in REWARDS:
+        found = by_model(final(rows, reward))
+        if said := beside(found, "intention", BASELINES, learnt_by(found)):
+            parts.append(f"with {said} ({reward} reward)")
+    count = min((row.config.get("points", 0) for row in rows), default=0)
+    text = f"From {count} places and their rewards Intention tells where the goal is"
+    return f"{text} {'; '.join(parts)}." if parts else ""

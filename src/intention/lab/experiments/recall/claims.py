@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 
 from intention.lab.core.results import Estimate, Row, estimate, select
-from intention.lab.experiments.base import Claim
+from intention.lab.experiments.base import Claim, label
 from intention.lab.experiments.compare import UNTESTED, together, verdict
-from intention.lab.experiments.sequences import FIXED, WHERE, about
+from intention.lab.experiments.sequences import FIXED, GATED, WHERE, about
 
 SLACK = 0.01  # of the answers
 MIXED = "accuracy with mixed lengths"
@@ -143,3 +143,30 @@ def _near_the_best(rows: Sequence[Row], size: str, same: str) -> Claim:
 def _of_learnt(verdicts: Sequence[str]) -> str:
     """Cells that nobody has learnt say nothing, and take nothing away."""
     return together([one for one in verdicts if one != UNTESTED])
+
+
+def finding(rows: Sequence[Row]) -> str:
+    """The most pairs that any has learnt: with mixed lengths where these were run."""
+    for size in ("state", "head"):
+        for value, pairs in sorted(mixed_cells(rows, size), key=lambda case: (-case[1], -case[0])):
+            found = {name: mixed(rows, name, size, value, pairs) for name in FIXED}
+            if said := _first(found, OURS, pairs, f"mixer with a {size} of the same size"):
+                return said
+    for width, pairs in sorted(cells(rows), key=lambda case: (-case[1], -case[0])):
+        names = ("intention", "attention", "linear_attention", "delta")
+        found = {name: accuracies(rows, name, width, pairs) for name in names}
+        if said := _first(found, "intention", pairs, f"mixer at width {width}"):
+            return said
+    return ""
+
+
+def _first(found: dict[str, dict[int, float]], model: str, pairs: float, among: str) -> str:
+    """Own accuracy and that of the best other one; nothing unless one of them has learnt."""
+    found = {name: each for name, each in found.items() if each}
+    others = [name for name in found if name != model]
+    if model not in found or not others or not learnt(pairs, *found.values()):
+        return ""
+    best = max(others, key=lambda name: estimate(list(found[name].values())).mean)
+    own, other = _percent(found[model]), f"{label(GATED.get(best, best))}, in {_percent(found[best])}"
+    text = f"Shown {pairs:g} pairs, Intention names what belongs to a key in {own} of cases"
+    return f"{text}; the best other {among}, {other}."

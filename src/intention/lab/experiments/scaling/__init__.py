@@ -13,13 +13,26 @@ from intention.lab.core.device import answer
 from intention.lab.core.place import Place
 from intention.lab.core.train import Diverged, Plan, train
 from intention.lab.experiments.base import Job, Measure, chooses, require
-from intention.lab.experiments.scaling.claims import claims
+from intention.lab.experiments.scaling.claims import claims, finding
 from intention.lab.experiments.scaling.figures import REFERENCE, plot
 from intention.lab.experiments.scaling.model import MODELS, Exact, Layers, build
 from intention.lab.experiments.scaling.task import regression
 from intention.lab.tasks import Episode
 
-__all__ = ["EXCLUSIVE", "PLACE", "PRESETS", "READING", "SECONDS", "TITLE", "Config", "claims", "jobs", "plot", "run"]
+__all__ = [
+    "EXCLUSIVE",
+    "PLACE",
+    "PRESETS",
+    "READING",
+    "SECONDS",
+    "TITLE",
+    "Config",
+    "claims",
+    "finding",
+    "jobs",
+    "plot",
+    "run",
+]
 
 TITLE = "Learning least squares: the latent size that is needed"
 PLACE = "section 2, Figure 3, appendix “Scaling experiment”"

@@ -98,3 +98,16 @@ def all_seeds(answers: Sequence[bool | None]) -> str:
     if len(answers) < SEEDS or len(set(answers)) > 1 or answers[0] is None:
         return OPEN
     return HOLDS if answers[0] else NOT
+
+
+def finding(rows: Sequence[Row]) -> str:
+    """In the largest dimension that Intention solved."""
+    found = needed(rows)
+    solved = [d for d, needs in found.get("intention", {}).items() if all(need.reached for need in needs.values())]
+    others = [found[name][max(solved)] for name in BASELINES if solved and max(solved) in found.get(name, {})]
+    if not others:
+        return ""
+    own = found["intention"][max(solved)]
+    best = min(others, key=lambda needs: sorted(need.order for need in needs.values()))
+    text = f"To learn least squares in {max(solved)} dimensions Intention needs a latent size of {in_words(own)}"
+    return f"{text}, the best other model {in_words(best)}."

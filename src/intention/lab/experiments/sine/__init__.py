@@ -17,13 +17,26 @@ from intention.lab.core.train import Plan, train
 from intention.lab.experiments.base import Job, MamlNet, Measure, Net, Place, chooses, require
 from intention.lab.experiments.episodes import check_one_number, loss
 from intention.lab.experiments.sine import task as sine
-from intention.lab.experiments.sine.claims import LINE, SMALL, TRAINED, claims
+from intention.lab.experiments.sine.claims import LINE, SMALL, TRAINED, claims, finding
 from intention.lab.experiments.sine.figures import plot
 from intention.lab.models import output, regression
 from intention.lab.models.maml import Maml
 from intention.lab.tasks import Episode
 
-__all__ = ["EXCLUSIVE", "PLACE", "PRESETS", "READING", "SECONDS", "TITLE", "Config", "claims", "jobs", "plot", "run"]
+__all__ = [
+    "EXCLUSIVE",
+    "PLACE",
+    "PRESETS",
+    "READING",
+    "SECONDS",
+    "TITLE",
+    "Config",
+    "claims",
+    "finding",
+    "jobs",
+    "plot",
+    "run",
+]
 
 TITLE = "Sine regression"
 PLACE = "section 5.1, Figures 6 and 7 (left), appendix “Sine regression”"

@@ -12,6 +12,7 @@ from intention.lab.experiments.compare import (
     PUT_TO_THE_TEST,
     Learnt,
     applicable,
+    beside,
     best,
     by_model,
     learnt,
@@ -91,3 +92,9 @@ def _untrained(rows: Sequence[Row]) -> Claim:
     measured = f"at {most:g} points, error of the best trained baseline over that of the untrained Intention, "
     measured += "; ".join([*parts, *filter(None, [missed])])
     return Claim(text, "section 5.1, Figure 7", measured if parts else "", tested(together(verdicts), missed))
+
+
+def finding(rows: Sequence[Row]) -> str:
+    x = TRAINED_AT if TRAINED_AT in points(rows) else max(points(rows), default=math.nan)
+    said = beside(by_model(select(rows, metric="mse", x=x)), "intention", BASELINES, learnt_by(rows))
+    return said and f"From {x:g} points of a sine curve Intention draws the rest with {said}."

@@ -13,11 +13,24 @@ import torch
 
 from intention.lab.core.place import Place
 from intention.lab.experiments.base import Job, Measure, chooses, require
-from intention.lab.experiments.slowdown.claims import HIGH, LOW, claims
+from intention.lab.experiments.slowdown.claims import HIGH, LOW, claims, finding
 from intention.lab.experiments.slowdown.figures import plot
 from intention.lab.experiments.slowdown.model import CODES, JAX, PAIRS
 
-__all__ = ["EXCLUSIVE", "PLACE", "PRESETS", "READING", "SECONDS", "TITLE", "Config", "claims", "jobs", "plot", "run"]
+__all__ = [
+    "EXCLUSIVE",
+    "PLACE",
+    "PRESETS",
+    "READING",
+    "SECONDS",
+    "TITLE",
+    "Config",
+    "claims",
+    "finding",
+    "jobs",
+    "plot",
+    "run",
+]
 
 TITLE = "Slowdown of Intention over attention"
 PLACE = "Figure 5, section 3.1"

@@ -16,12 +16,25 @@ from intention.lab.core.train import Diverged, train
 from intention.lab.experiments.base import Job, Measure, Place, chooses, require
 from intention.lab.experiments.sequences import OURS, check, check_heads, plan
 from intention.lab.experiments.stability import task
-from intention.lab.experiments.stability.claims import claims
+from intention.lab.experiments.stability.claims import claims, finding
 from intention.lab.experiments.stability.figures import plot
 from intention.lab.experiments.stability.model import CHUNK, Watched, build
 from intention.lab.experiments.stability.task import Repeated, repeated
 
-__all__ = ["EXCLUSIVE", "PLACE", "PRESETS", "READING", "SECONDS", "TITLE", "Config", "claims", "jobs", "plot", "run"]
+__all__ = [
+    "EXCLUSIVE",
+    "PLACE",
+    "PRESETS",
+    "READING",
+    "SECONDS",
+    "TITLE",
+    "Config",
+    "claims",
+    "finding",
+    "jobs",
+    "plot",
+    "run",
+]
 
 TITLE = "Small ridges in bfloat16"
 PLACE = OURS

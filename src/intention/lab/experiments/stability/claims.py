@@ -118,3 +118,17 @@ def _beside(rows: Sequence[Row]) -> Claim:
     said = f"{ratios[case]:.2g} times at most (λ = {case[0]:g}, decay {case[1]:g}), {min(ratios.values()):.1g} at least"
     held = [ratio <= NOT_MORE for ratio in ratios.values()]
     return Claim(text, WHERE, said, _each(held))
+
+
+def finding(rows: Sequence[Row]) -> str:
+    parts = []
+    for model, name in (("intention", "Intention"), ("conjugate_gradients", "30 steps of conjugate gradients")):
+        runs = [whole for each in ended(rows, model).values() for _, whole in each]
+        off = errors(rows, model).values()
+        if runs and off:
+            stays = f"{sum(runs)} of {len(runs)} trainings in bfloat16 stay finite"
+            worst = f"of at most {max(off):.1g}" if math.isfinite(max(off)) else "that is not finite"
+            parts.append(f"with {name} {stays}, and a single fit has a relative error {worst}")
+    ridges = list(ended(rows, "intention"))
+    text = f"At ridges from {max(ridges):g} down to {min(ridges):g}" if ridges else ""
+    return f"{text}, {'; '.join(parts)}." if ridges and parts else ""

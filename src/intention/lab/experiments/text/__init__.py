@@ -16,7 +16,7 @@ from intention.lab.core.train import Plan, train
 from intention.lab.experiments.base import Job, Measure, Place, chooses, require
 from intention.lab.experiments.sequences import GATED, MIXERS, OURS, RATES, Gated, check, check_heads, plan
 from intention.lab.experiments.text import task as texts
-from intention.lab.experiments.text.claims import METRIC, claims
+from intention.lab.experiments.text.claims import METRIC, claims, finding
 from intention.lab.experiments.text.figures import plot
 from intention.lab.experiments.text.parts import ABLATED, ABLATION, PARTS
 from intention.lab.experiments.text.task import Text, Windows
@@ -33,6 +33,7 @@ __all__ = [
     "TITLE",
     "Config",
     "claims",
+    "finding",
     "jobs",
     "plot",
     "run",
@@ -76,7 +77,7 @@ class Config:
     """Characters of a text."""
 
     models: tuple[str, ...] = chooses(MODELS)
-    seeds: int = chooses(2)  # of gated layers
+    seeds: int = chooses(5)  # of gated layers
     plain_seeds: int = chooses(2)
     parts: tuple[str, ...] = chooses(tuple(PARTS))  # of a gated layer, changed one at a time
     ablation_steps: int = chooses(300)

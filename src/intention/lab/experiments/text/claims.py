@@ -113,3 +113,17 @@ def _best(found: Found) -> dict[int, float]:
     if not best(found, tuple(GATED)):
         return {}
     return min((found[model] for model in GATED), key=lambda bits: sum(bits.values()))
+
+
+def finding(rows: Sequence[Row]) -> str:
+    """Of the gated layers, or of the plain ones where these were not run."""
+    found = by_model(select(rows, metric=METRIC))
+    plain = ("intention", "attention", "linear_attention", "delta")
+    for own, models in ((OURS, tuple(GATED)), (PLAIN, plain)):
+        bits = {model: estimate(list(found.get(model, {}).values())).mean for model in models}
+        bits = {model: mean for model, mean in bits.items() if not math.isnan(mean)}
+        if own in bits and len(bits) > 1:
+            best = min((model for model in bits if model != own), key=lambda model: bits[model])
+            text = f"Text costs {named(own)} {bits[own]:.3f} bits per character"
+            return f"{text}; the best other mixer, {named(best)}, {bits[best]:.3f}."
+    return ""
