@@ -26,6 +26,7 @@ myst_heading_anchors = 3
 exclude_patterns = ["_build", "jupyter_execute", ".jupyter_cache"]
 
 # Tutorials are run as the pages are built; what raises fails the build.
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # small models: more threads only wait, minutes on a busy machine
 nb_execution_mode = "cache"
 nb_execution_timeout = 120
 nb_execution_raise_on_error = True

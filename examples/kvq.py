@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from intention import functional as F
 from intention import naive
 
+# The model
 torch.manual_seed(0)
 
 
-# The model
 class Erf(nn.Module):
     """erf(e(Q) e(K)') V with one embedding of both."""
 

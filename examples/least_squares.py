@@ -7,9 +7,8 @@ from torch import nn
 from intention import functional as F
 from intention.nn import Intention, LearnableAlpha, mlp
 
-torch.manual_seed(0)
-
 # One call
+torch.manual_seed(0)
 key = torch.rand(20, 1)
 value = 3 * key + 0.02 * torch.randn(20, 1)
 query = torch.tensor([[1.5], [2.0]])

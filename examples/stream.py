@@ -5,9 +5,8 @@ import torch
 
 import intention
 
-torch.manual_seed(0)
-
 # The series
+torch.manual_seed(0)
 N = 600
 angle = torch.linspace(0.3, 1.2, N)
 series = torch.zeros(N + 2)

@@ -5,7 +5,7 @@
 One thread, float32, alpha = 1, d = k = 64; heads become fewer as N grows, so that all shapes have as many tokens.
 Forgetting is timed at shapes of its own, by size, decay, kind of keys and threads, and so are gated layers.
 The methods are timed in turn within one run, with the accuracy checks on. Results go to benchmarks/results/causal.json;
-with --parts only some are measured again, and the others stay as they are.
+with --parts only some are measured again, and the others stay as they are, with the machines that they are from.
 """
 
 from __future__ import annotations
@@ -268,7 +268,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     result: dict[str, Any] = json.loads(args.out.read_text()) if args.out.exists() else {}
-    result.update(ops.about())
+    machines = result.setdefault("machines", {})
     parts: dict[str, Callable[[], Any]] = {
         "memory": lambda: memory(args.steps),  # first: the peak is that of the process
         "accuracy": accuracy,
@@ -279,7 +279,7 @@ def main() -> None:
         "llama": lambda: language_model(args.seconds),
     }
     for name in [name for name in parts if name in args.parts]:
-        result[name] = parts[name]()
+        result[name], machines[name] = parts[name](), ops.about()
         if name in ("memory", "accuracy"):
             print(*result[name], sep="\n", flush=True)
         if name in ("padded", "llama"):

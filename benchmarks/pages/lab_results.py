@@ -17,7 +17,7 @@ from intention.lab.experiments import find
 from intention.lab.experiments.base import Claim, label, tally
 from intention.lab.experiments.compare import by_model
 from intention.lab.experiments.stability.claims import errors
-from intention.lab.report.cards import SHOWN
+from intention.lab.report.cards import shown_claim
 from intention.lab.report.figures import standalone
 from intention.lab.report.sections import Drawn, Section, section
 from table import fill, markdown
@@ -63,7 +63,8 @@ def rows() -> list[Row]:
 
 
 def sections(rows: list[Row]) -> list[Section]:
-    found = [section(name, results.select(rows, experiment=name)) for name in experiments.NAMES]
+    done = {row.experiment for row in rows}
+    found = [section(name, results.select(rows, experiment=name)) for name in experiments.NAMES if name in done]
     problems = [problem for one in found for problem in one.problems]
     if problems:
         raise SystemExit("\n".join(problems))
@@ -96,8 +97,8 @@ def short(found: list[Section]) -> str:
     for title, ours in GROUPS:
         body = []
         for one in found:
-            claim = one.claims[SHOWN.get(one.name, 0)]
-            if claim.ours == ours:
+            claim = shown_claim(one)
+            if claim is not None and claim.ours == ours:
                 body.append([_cell(one.title), _cell(claim.text), _cell(claim.measured), f"**{claim.verdict}**"])
         every = [claim for one in found for claim in one.claims if claim.ours == ours]
         table = _left(markdown(["experiment", "claim", "measured", "verdict"], body))
@@ -124,7 +125,7 @@ def gallery(found: list[Section]) -> str:
     """docs/gallery.md: every figure of every experiment, and the command that makes it."""
     parts = []
     for one in found:
-        parts.append(f"## {one.title}\n\n{one.place}. `intention run {one.name}`\n")
+        parts.append(f"## {one.title}\n\n{_cell(one.finding)}\n\n{one.place}. `intention run {one.name}`\n")
         drawn = [figure for figure in one.figures if figure.svg]
         parts += [
             f"![{_cell(each.title)}](lab/{_file(one, n)})\n\n*{_cell(each.title)}.* {each.caption}\n"

@@ -346,8 +346,8 @@ def main() -> None:
     fill(page, "memory", causal_memory(result))
     fill(page, "forgetting", causal_forgetting(result))
     fill(page, "layers", causal_layers(result))
-    for name in ("about forgetting", "about speed"):
-        fill(page, name, f"{machine(result)}, {OWN_TIME}.")
+    for name, part in (("about forgetting", "forgetting"), ("about layers", "layers"), ("about speed", "lengths")):
+        fill(page, name, f"{machine(result['machines'][part])}, {OWN_TIME}.")
     result = json.loads((ROOT / "benchmarks" / "results" / "native.json").read_text())
     fill(ROOT / "docs" / "speed.md", "in short", short(result))
     page = ROOT / "docs" / "native.md"

@@ -92,6 +92,12 @@ def test_links_and_anchors_exist(name):
         assert not part or part in anchors(found), target
 
 
+def test_what_llms_txt_leads_to_exists():
+    links = re.findall(r"\]\(([^)\s]+)\.html\)", (DOCS / "llms.txt").read_text())
+    assert len(links) > 15
+    assert [link for link in links if not (DOCS / f"{link}.md").exists()] == []
+
+
 def shown():
     """Names that the pages of docs/reference write out: those of their directives, and of the modules' __all__."""
     names = set()
