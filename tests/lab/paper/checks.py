@@ -14,7 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from intention.lab.core.place import Place
 from intention.lab.core.train import Plan, train
-from intention.lab.paper.hyperparameters import Row
+from intention.lab.paper.lines import Row
 from intention.lab.tasks import Episode
 
 IMAGES = ("pixels", "fewshot", "fewshot_resnet", "fewshot_latent", "anomaly")  # measured in a file of their own

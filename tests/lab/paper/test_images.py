@@ -1,4 +1,4 @@
-"""The hyperparameters of the experiments on images that are code, measured; their fields: test_appendix.py."""
+"""The hyperparameters of the experiments on images that are code, measured; their fields: test_hyperparameters.py."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from intention.lab.experiments.base import data_name
 from intention.lab.experiments.fewshot import training as fewshot_runs
 from intention.lab.experiments.fewshot.task import Pool
 from intention.lab.experiments.pixels import task as pixels_task
-from intention.lab.paper.appendix import ROWS
-from intention.lab.paper.hyperparameters import Row
+from intention.lab.paper.hyperparameters import ROWS
+from intention.lab.paper.lines import Row
 from lab.paper.checks import IMAGES, activation, generator, loss, name_of, optimiser, plans, sizes, stepped
 
 CODE = [row for row in ROWS if not row.path and row.experiment in IMAGES]

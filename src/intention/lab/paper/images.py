@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from intention.lab.experiments.base import label
-from intention.lab.paper.hyperparameters import NOT_PRINTED, SAME, UNPRINTED, Entry, rows
+from intention.lab.paper.lines import NOT_PRINTED, SAME, UNPRINTED, Entry, rows
 
 PIXELS = rows(
     "MNIST",

@@ -11,7 +11,7 @@ from intention.lab import experiments
 from intention.lab.core.files import LabError, write_whole
 from intention.lab.core.results import Json, Row, read_folder
 from intention.lab.experiments.base import Claim, tally
-from intention.lab.paper import appendix
+from intention.lab.paper import hyperparameters
 from intention.lab.report import cards
 from intention.lab.report.figures import standalone
 from intention.lab.report.html import render
@@ -82,7 +82,7 @@ def _page(rows: Sequence[Row], tried: Sequence[Row]) -> Json:
         "tally": ". ".join(counted(title, found) for title, found in counts),
         "missing": [name for name in experiments.NAMES if name not in by_name],
         "searches": searches(tried),
-        "hyperparameters": appendix.table(),
+        "hyperparameters": hyperparameters.table(),
         "problems": [f"{item.name}: {problem}" for item in sections for problem in item.problems],
     }
 

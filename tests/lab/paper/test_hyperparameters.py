@@ -26,9 +26,9 @@ from intention.lab.experiments.policy import task as policy_task
 from intention.lab.experiments.scaling import model as scaling_models
 from intention.lab.experiments.scaling.task import regression
 from intention.lab.experiments.sine import task as sine_task
-from intention.lab.paper import appendix
-from intention.lab.paper.appendix import ROWS
-from intention.lab.paper.hyperparameters import NOT_PRINTED, Row
+from intention.lab.paper import hyperparameters
+from intention.lab.paper.hyperparameters import ROWS
+from intention.lab.paper.lines import NOT_PRINTED, Row
 from lab.paper.checks import IMAGES, activation, generator, loss, name_of, optimiser
 
 CODE = [row for row in ROWS if not row.path and row.experiment not in IMAGES]
@@ -41,9 +41,9 @@ MANY = 100_000
 @pytest.mark.parametrize("row", [row for row in ROWS if row.path], ids=name_of)
 def test_the_paper_preset_has_the_value(row: Row) -> None:
     if row.printed is NOT_PRINTED:
-        assert appendix.value(row) is not None  # the paper gives none, we must
+        assert hyperparameters.value(row) is not None  # the paper gives none, we must
     else:
-        assert appendix.value(row) == row.expected, f"{row.section}: {row.name} is printed as {row.printed}"
+        assert hyperparameters.value(row) == row.expected, f"{row.section}: {row.name} is printed as {row.printed}"
 
 
 def test_every_row_belongs_to_an_experiment_and_says_why_it_differs() -> None:
@@ -57,15 +57,15 @@ def test_every_row_belongs_to_an_experiment_and_says_why_it_differs() -> None:
 
 def test_a_value_that_differs_is_noticed() -> None:
     row = next(row for row in ROWS if row.name == "MAML: inner rate")
-    assert (row.printed, appendix.value(row)) == (0.1, 0.01)
+    assert (row.printed, hyperparameters.value(row)) == (0.1, 0.01)
     assert "spikes" in row.why  # and is rarely not finite: tests/lab/experiments/test_sine.py
-    assert appendix.value(row._replace(path="maml.inner_steps")) == 3
+    assert hyperparameters.value(row._replace(path="maml.inner_steps")) == 3
     with pytest.raises(AttributeError):
-        appendix.value(row._replace(path="maml.inner_rates"))
+        hyperparameters.value(row._replace(path="maml.inner_rates"))
 
 
 def test_the_table_has_a_line_for_every_row() -> None:
-    heading, *lines = appendix.table()
+    heading, *lines = hyperparameters.table()
     assert len(lines) == len(ROWS)
     assert {len(line) for line in lines} == {len(heading)}
     line = next(line for line in lines if line[1] == "Attention: layers of e_P" and line[0] == "Sine regression")
