@@ -118,7 +118,7 @@ def good_at(rows: list[Row]) -> str:
         factor = means[other] / means[task.own]
         shown = f"{factor:.0f}×" if factor >= 10 else f"{factor:.2g}×"
         body.append([f"[{task.name}](docs/gallery.md#{_anchor(find(task.experiment).TITLE)})", *cells, shown])
-    return markdown(["task (error)", "best baseline", "Intention", "factor"], body)
+    return markdown(["task (error)", "best trained baseline", "Intention", "factor"], body)
 
 
 def gallery(found: list[Section]) -> str:

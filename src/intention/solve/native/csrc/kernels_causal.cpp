@@ -1,6 +1,6 @@
 // Causal least squares: the fit of token t sees tokens <= t. One sequence at a time, block by block of tokens.
 //
-// The formulas and their names are those of solve/causal.py: P = A^-1 and W before a block; R R' = I + c K P K',
+// The formulas and their names are those of solve/causal/: P = A^-1 and W before a block; R R' = I + c K P K',
 // E = R^-1 K P, Y = R^-1 (V - c K W); then P - c E'E and W + E'Y. P is factored anew from sums in double at every
 // chunk, so nothing drifts; a chunk that float does not serve is done in double.
 #include "causal.h"
