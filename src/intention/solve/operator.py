@@ -54,16 +54,16 @@ _any_autocast: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled"
 
 
 def no_autocast(function: Callable[P, R]) -> Callable[P, R]:
-    """Run with autocast off: a Gram accumulated in half precision is wrong by a factor. Operators do so anyway."""
+    """Run with autocast off: a Gram accumulated in half precision is wrong by a factor, scores by more than an output's
+    rounding. Operators do so anyway."""
 
     @functools.wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
         if not _any_autocast():
             return function(*args, **kwargs)
-        first: Any = args[0]
-        while not isinstance(first, Tensor):  # gradients, of which some may be None
-            first = next(x for x in first if x is not None)
-        with torch.autocast(first.device.type, enabled=False):
+        first: Any = args[0] if args else kwargs.get("query")
+        first = first[0] if isinstance(first, (list, tuple)) else first  # gradients
+        with torch.autocast(first.device.type if isinstance(first, Tensor) else "cpu", enabled=False):
             return function(*args, **kwargs)
 
     return wrapped
