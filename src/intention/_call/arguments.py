@@ -15,7 +15,6 @@ from intention._call import masks_and_weights as masks
 from intention._call.masks_and_weights import Counted
 from intention._covariance import Covariance, alpha_of, gain_of, on_keys
 from intention.solve.ladder import Report, unpack
-from intention.solve.operator import flat
 from intention.solve.problem import Problem
 
 Restore = Callable[[Tensor], Tensor]
@@ -229,13 +228,17 @@ def flatten(inputs: Problem, fold: bool = True) -> tuple[Problem, Restore]:
         query = query.permute(*order, -2, -1)
     batch = math.prod(context)
     copies = math.prod([whole[i] for i in own])
+
+    def flat(x: Tensor, *own: int) -> Tensor:
+        return (x if x.shape == (*context, *own) else x.expand(*context, *own)).reshape(batch, *own)
+
     base = Problem(
         query.reshape(batch, copies * m, query.shape[-1]),
-        flat(key, context, *key.shape[-2:]),
-        flat(value, context, *value.shape[-2:]),
-        flat(weight, context, key.shape[-2]),
-        flat(alpha.to(key.dtype), context),
-        None if gain is None else flat(gain.to(key.dtype), context),
+        flat(key, *key.shape[-2:]),
+        flat(value, *value.shape[-2:]),
+        None if weight is None else flat(weight, key.shape[-2]),
+        flat(alpha.to(key.dtype)),
+        None if gain is None else flat(gain.to(key.dtype)),
     )
 
     def restore(out: Tensor) -> Tensor:
