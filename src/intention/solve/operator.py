@@ -233,9 +233,11 @@ def _function(op: Operator) -> type[Door]:
 
         @staticmethod
         def jvp(ctx: Kept, *tangents: Opt) -> tuple[Opt, ...]:
+            tensors, outputs = _split(op, ctx.saved_tensors)
+            at = [torch.zeros_like(x) for x in op.shapes(*tensors, *ctx.options)[: op.answers]]
             # without tangents of their own: inside `torch.func.vjp` torch would take those along once more
-            saved = tuple(None if x is None else forward_ad.unpack_dual(x).primal for x in ctx.saved_tensors)
-            tensors, outputs = _split(op, saved)
+            tensors = tuple(None if x is None else forward_ad.unpack_dual(x).primal for x in tensors)
+            outputs = tuple(forward_ad.unpack_dual(x).primal for x in outputs)
             needs = [t is not None for t in tangents[: op.count]]
 
             def pulled(*grads: Tensor) -> Outputs:
@@ -243,8 +245,7 @@ def _function(op: Operator) -> type[Door]:
                 return tuple(x for x, need in zip(found, needs, strict=True) if need and x is not None)
 
             # J t is the gradient of <J'u, t> with respect to u
-            at = [torch.zeros_like(x) for x in op.shapes(*tensors, *ctx.options)[: op.answers]]
-            _, pull = torch.func.vjp(pulled, *at)
+            pull: Any = torch.func.vjp(pulled, *at)[1]
             found = pull(tuple(t for t in tangents[: op.count] if t is not None))
             return *found, *(None,) * (op.outputs - op.answers)
 

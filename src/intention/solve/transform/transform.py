@@ -75,10 +75,10 @@ def _pull(grads: Sequence[Tensor], saved: Saved, needs: Sequence[bool]) -> tuple
     """Of any order: made of transforms."""
     (grad,), problem, (out, matrix, packed) = grads, _problem(saved.tensors), saved.outputs
     plain = served_all(packed) if saved.seen is None else saved.seen
-    factor = Factored(matrix, packed, plain)
+    factor, (solver, inverse) = Factored(matrix, packed, plain), saved.options[:2]
     if not any(needs[1:]):
-        return _again(grad, problem, *saved.options[:2], factor)[0], *[None] * 6
-    y, key, weight, alpha, gain = _pulled(grad, problem, out, factor, *saved.options[:2])
+        return _again(grad, problem, solver, inverse, factor)[0], *[None] * 6
+    y, key, weight, alpha, gain = _pulled(grad, problem, out, factor, solver, inverse)
     if needs[3] and eager():
         assert alpha is not None
         assert y is not None
