@@ -271,8 +271,7 @@ def _needed(ctx: Ctx, tensors: Sequence[Opt]) -> list[bool]:
 def _backward_operator(
     op: Operator, grads: Grads, tensors: Sequence[Opt], kept: Outputs, options: Options, needs: list[bool]
 ) -> tuple[Opt, ...]:
-    call = getattr(torch.ops.intention, f"{op.name}_backward")
-    found = call(*grads, *tensors, *kept, *options, needs)
+    found = overload(f"{op.name}_backward")(*grads, *tensors, *kept, *options, needs)
     return tuple(x if need else None for x, need in zip(found, needs, strict=True))
 
 
@@ -302,7 +301,7 @@ def _register(op: Operator) -> None:
         @staticmethod
         def forward(ctx: Kept, *args: Any) -> Outputs:
             with torch._C._AutoDispatchBelowAutograd():
-                output = getattr(torch.ops.intention, f"{op.name}_solved")(*args)
+                output = overload(f"{op.name}_solved")(*args)
             ctx.options = args[op.count : -1]
             ctx.save_for_backward(*args[: op.count], *op.kept(output))
             ctx.mark_non_differentiable(*output[op.answers :])
@@ -319,7 +318,7 @@ def _register(op: Operator) -> None:
         if asked(*args[: op.count]):
             return Recorded.apply(*args)
         with torch._C._AutoDispatchBelowAutograd():
-            return getattr(torch.ops.intention, op.name)(*args)
+            return overload(op.name)(*args)
 
     def backward(*args: Any) -> Outputs:
         grads, tensors, needs = args[: op.answers], args[op.answers : op.answers + op.count], args[-1]
@@ -375,6 +374,12 @@ def define(
     )
     if grad is not None:
         register_autograd(f"intention::{name}", grad, lib=_library)
+
+
+@functools.cache
+def overload(name: str) -> Callable[..., Any]:
+    """The one that there is: torch would look for it at every call, some microseconds."""
+    return getattr(torch.ops.intention, name).default
 
 
 def _tuple(size: int) -> str:
