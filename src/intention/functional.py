@@ -20,7 +20,6 @@ from intention._call.arguments import (
     check_call,
     drop_rows,
     flatten,
-    full_precision,
     plain_problem,
     prepare,
     unflatten_report,
@@ -30,6 +29,7 @@ from intention._call.arguments import (
 from intention._call.per_query import in_chunks, linear_causal, linear_per_query, per_query
 from intention._covariance import Covariance, alpha_of, on_keys
 from intention.solve.ladder import ROUTES, TOLERATED, Report, unpack, warn_inaccurate
+from intention.solve.operator import no_autocast
 from intention.solve.problem import Plan, Problem
 from intention.solve.ridge.by_route import is_dual
 from intention.solve.ridge.plain import plain
@@ -129,7 +129,7 @@ def attention(
     return softmax.softmax_attention(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa)
 
 
-@full_precision
+@no_autocast
 def linear_attention(
     query: Tensor,
     key: Tensor,
@@ -287,7 +287,7 @@ def intention(
 
 
 @_tells_info
-@full_precision
+@no_autocast
 def sigma_intention(
     query: Tensor,
     key: Tensor,

@@ -28,9 +28,9 @@ intention.lab.report
 
 SOURCE = ROOT / "src" / "intention"
 FILES = [path.relative_to(SOURCE).with_suffix("").parts for path in sorted(SOURCE.rglob("*.py"))]
-# Helpers that users can see, too: all modules but the solver's, the lab's, and those whose names begin with "_".
+# Helpers that users can see, too: all modules but the solver's, and those whose names begin with "_".
 SHOWN = {".".join(("intention", *file)).removesuffix(".__init__") for file in FILES} - {"intention"}
-SHOWN = {name for name in SHOWN if name.split(".")[1] not in ("solve", "lab") and "._" not in name}
+SHOWN = {name for name in SHOWN if name.split(".")[1] != "solve" and "._" not in name}
 
 # What the README, the documentation and the examples of version 0.2 said to import or named; what has moved since is
 # not allowed to leave these.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import NamedTuple, ParamSpec, TypeVar
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,24 +17,7 @@ from intention._covariance import Covariance, alpha_of, gain_of, on_keys
 from intention.solve.ladder import Report, unpack
 from intention.solve.problem import Problem
 
-P = ParamSpec("P")
-R = TypeVar("R")
 Restore = Callable[[Tensor], Tensor]
-
-
-def full_precision(call: Callable[P, R]) -> Callable[P, R]:
-    """Run with autocast off: scores in half precision are wrong by more than the rounding of the output."""
-
-    @functools.wraps(call)
-    def wrapped(*args: P.args, **options: P.kwargs) -> R:
-        query = args[0] if args else options.get("query")
-        device = query.device.type if isinstance(query, Tensor) else "cpu"
-        if not torch.is_autocast_enabled(device):
-            return call(*args, **options)
-        with torch.autocast(device, enabled=False):
-            return call(*args, **options)
-
-    return wrapped
 
 
 def check_call(
@@ -68,10 +51,10 @@ def plain_problem(
     checks.solver(solver, query.device)
     if isinstance(alpha, Tensor):
         checks.alpha_tensor(alpha, query.device, tuple(lead))
-        flat = alpha.to(query.device, dtype).expand(lead).reshape(-1)
+        each = alpha.to(query.device, dtype).expand(lead).reshape(-1)
     else:
-        flat = key.new_full((math.prod(lead),), alpha_of(alpha, covariance))
-    return Problem(query, key, value, None, flat, gain_of(flat, covariance))
+        each = key.new_full((math.prod(lead),), alpha_of(alpha, covariance))
+    return Problem(query, key, value, None, each, gain_of(each, covariance))
 
 
 class Prepared(NamedTuple):
@@ -229,15 +212,15 @@ def flatten(inputs: Problem, fold: bool = True) -> tuple[Problem, Restore]:
     With `fold`, dimensions that only the queries have become more queries: a context shared by many of them (a
     broadcast batch, grouped heads) is fitted once.
     """
+    query, key, value, weight, alpha, gain = inputs
     context = context_lead(inputs)
-    whole = tuple(inputs.query.shape[:-2])
+    whole = tuple(query.shape[:-2])
     whole = context if whole == context else checks.leading(query=whole, context=context)
     context = (1,) * (len(whole) - len(context)) + context
     if not fold:
         context = whole
     own = [i for i, (a, b) in enumerate(zip(context, whole, strict=True)) if a != b]
-    m = inputs.query.shape[-2]
-    query = inputs.query
+    m = query.shape[-2]
     if query.shape[:-2] != whole:
         query = query.expand(*whole, *query.shape[-2:])
     order = [i for i in range(len(whole)) if i not in own] + own
@@ -245,14 +228,17 @@ def flatten(inputs: Problem, fold: bool = True) -> tuple[Problem, Restore]:
         query = query.permute(*order, -2, -1)
     batch = math.prod(context)
     copies = math.prod([whole[i] for i in own])
-    alpha = inputs.alpha.to(inputs.key.dtype)
-    flat = Problem(
+
+    def flat(x: Tensor, *own: int) -> Tensor:
+        return (x if x.shape == (*context, *own) else x.expand(*context, *own)).reshape(batch, *own)
+
+    base = Problem(
         query.reshape(batch, copies * m, query.shape[-1]),
-        _flat(inputs.key, context, 2, batch),
-        _flat(inputs.value, context, 2, batch),
-        None if inputs.weight is None else _flat(inputs.weight, context, 1, batch),
-        _flat(alpha, context, 0, batch),
-        None if inputs.gain is None else _flat(inputs.gain.to(inputs.key.dtype), context, 0, batch),
+        flat(key, *key.shape[-2:]),
+        flat(value, *value.shape[-2:]),
+        None if weight is None else flat(weight, key.shape[-2]),
+        flat(alpha.to(key.dtype)),
+        None if gain is None else flat(gain.to(key.dtype)),
     )
 
     def restore(out: Tensor) -> Tensor:
@@ -262,11 +248,4 @@ def flatten(inputs: Problem, fold: bool = True) -> tuple[Problem, Restore]:
         back = [order.index(i) for i in range(len(whole))]
         return split.permute(*back, *range(len(whole), split.dim()))
 
-    return flat, restore
-
-
-def _flat(x: Tensor, lead: tuple[int, ...], trailing: int, batch: int) -> Tensor:
-    own, rest = x.shape[: x.dim() - trailing], x.shape[x.dim() - trailing :]
-    if len(own) != len(lead) or own != lead:
-        x = x.expand(*lead, *rest)
-    return x.reshape(batch, *rest)
+    return base, restore

@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+__all__ = ["Episode", "Problem"]
+
 
 class Episode(NamedTuple):
     """Tasks of one batch: context (key, value), what is asked (query) and the answer (target)."""

@@ -20,7 +20,6 @@ import torch.nn.functional as TF
 from torch import Tensor
 
 from intention import _checks as checks
-from intention._call.arguments import full_precision
 from intention._call.softmax import scored
 from intention._covariance import alpha_of, gain_of
 from intention.context import storage
@@ -29,6 +28,7 @@ from intention.solve.causal.each_query import triangle
 from intention.solve.causal.fading import chunks, faded_sums, fading
 from intention.solve.causal.sequence import causal
 from intention.solve.ladder import Report
+from intention.solve.operator import no_autocast
 from intention.solve.problem import Problem, Tokens
 from intention.solve.torch_state import compiling, gradient_free, look
 
@@ -340,7 +340,7 @@ def _packed(
     return torch.cat(outs, -2).index_select(-2, torch.cat(places).argsort())
 
 
-@full_precision
+@no_autocast
 def sigma_stream(
     query: Tensor,
     key: Tensor,

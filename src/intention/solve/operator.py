@@ -1,10 +1,10 @@
 """One declaration per operator, and the two doors that are made of it.
 
-An operator says once what it computes, what its outputs look like, and its derivatives: the first ones, those of any
-order, and along a tangent. Eager calls go through an autograd.Function. Calls that torch.compile or torch.export trace
-go through custom operators, `intention::name` and `intention::name_backward`, with the same implementation inside.
-Eager code never takes that door: torch.func.grad does not work through custom operators, and forward-mode AD would lose
-tangents. Double backward through torch.compile is a limit of torch.
+An operator says once what it computes, what its outputs look like, and its derivatives: the first ones, and those of
+any order, of which tangents are made as well. Eager calls go through an autograd.Function. Calls that torch.compile or
+torch.export trace go through custom operators, `intention::name` and `intention::name_backward`, with the same
+implementation inside. Eager code never takes that door: torch.func.grad does not work through custom operators, and
+forward-mode AD would lose tangents. Double backward through torch.compile is a limit of torch.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.library import Library, register_autograd, register_fake, register_vmap
 
 from intention.solve import torch_state
@@ -53,16 +54,16 @@ _any_autocast: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled"
 
 
 def no_autocast(function: Callable[P, R]) -> Callable[P, R]:
-    """Run with autocast off: a Gram accumulated in half precision is wrong by a factor. Operators do so anyway."""
+    """Run with autocast off: a Gram accumulated in half precision is wrong by a factor, scores by more than an output's
+    rounding. Operators do so anyway."""
 
     @functools.wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
         if not _any_autocast():
             return function(*args, **kwargs)
-        first: Any = args[0]
-        while not isinstance(first, Tensor):  # gradients, of which some may be None
-            first = next(x for x in first if x is not None)
-        with torch.autocast(first.device.type, enabled=False):
+        first: Any = args[0] if args else kwargs.get("query")
+        first = first[0] if isinstance(first, (list, tuple)) else first  # gradients
+        with torch.autocast(first.device.type if isinstance(first, Tensor) else "cpu", enabled=False):
             return function(*args, **kwargs)
 
     return wrapped
@@ -119,7 +120,6 @@ class Operator:
     shapes: Callable[..., Outputs]  # of solve, with keep=True
     pull: Callable[[Sequence[Tensor], Saved, Sequence[bool]], Grads]  # (gradients of answers, saved, needs): unwatched
     differentiable: Callable[[Sequence[Tensor], Saved, Sequence[bool]], Grads]  # the same, of any order
-    push: Callable[[Sequence[Opt], Saved], tuple[Tensor, ...]] | None = None  # tangents of the tensors, of the answers
     saves_answers: bool = True
     whole: bool = False  # what is kept is one buffer of the whole batch, the last output: there is no report
     traced: Callable[..., tuple[Outputs, object]] | None = None  # in place of `solve`, where a graph has no second call
@@ -129,7 +129,7 @@ class Operator:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "count", len(self.tensors.split()))
-        for name in ("solve", "traced", "pull", "differentiable", "push"):
+        for name in ("solve", "traced", "pull", "differentiable"):
             if (function := getattr(self, name)) is not None:
                 object.__setattr__(self, name, no_autocast(function))
         object.__setattr__(self, "function", _function(self))
@@ -233,10 +233,20 @@ def _function(op: Operator) -> type[Door]:
 
         @staticmethod
         def jvp(ctx: Kept, *tangents: Opt) -> tuple[Opt, ...]:
-            if op.push is None:
-                raise RuntimeError(f"intention::{op.name} has no forward-mode derivative")
             tensors, outputs = _split(op, ctx.saved_tensors)
-            found = op.push(tangents[: op.count], Saved(tensors, ctx.options, outputs, ctx.seen))
+            at = [torch.zeros_like(x) for x in op.shapes(*tensors, *ctx.options)[: op.answers]]
+            # without tangents of their own: inside `torch.func.vjp` torch would take those along once more
+            tensors = tuple(None if x is None else forward_ad.unpack_dual(x).primal for x in tensors)
+            outputs = tuple(forward_ad.unpack_dual(x).primal for x in outputs)
+            needs = [t is not None for t in tangents[: op.count]]
+
+            def pulled(*grads: Tensor) -> Outputs:
+                found = op.differentiable(grads, Saved(tensors, ctx.options, outputs, ctx.seen), needs)
+                return tuple(x for x, need in zip(found, needs, strict=True) if need and x is not None)
+
+            # J t is the gradient of <J'u, t> with respect to u
+            pull: Any = torch.func.vjp(pulled, *at)[1]
+            found = pull(tuple(t for t in tangents[: op.count] if t is not None))
             return *found, *(None,) * (op.outputs - op.answers)
 
         @staticmethod

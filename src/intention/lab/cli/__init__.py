@@ -10,6 +10,8 @@ from intention import __version__
 from intention.lab.core import ranks
 from intention.lab.core.files import LabError
 
+__all__ = ["main"]
+
 ABOUT = f"""usage: intention COMMAND ...
 
 The experiments of the paper.

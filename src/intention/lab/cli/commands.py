@@ -29,6 +29,8 @@ from intention.lab.run import sweep as sweeping
 from intention.lab.run.progress import Display, Tally, duration
 from intention.lab.run.runner import Task
 
+__all__ = ["report", "reproduce", "run", "show_list", "sweep"]
+
 RESULTS = Path("intention-results")
 
 

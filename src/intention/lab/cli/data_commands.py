@@ -16,6 +16,8 @@ from intention.lab.core.files import LabError
 from intention.lab.data.fetch import SOURCES, fetch
 from intention.lab.data.named import PLACES, place
 
+__all__ = ["Embed", "Fetch", "Info", "List", "embed", "show"]
+
 WORDS = """usage: intention data list               which sets there are, and where
        intention data fetch NAME         download one into the data folder
        intention data info NAME_OR_PATH  parts, classes and shapes of a set or of your own data

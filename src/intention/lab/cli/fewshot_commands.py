@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from intention.lab.run.classify import Answer
     from intention.lab.run.study import Study
 
+__all__ = ["Classify", "Fewshot", "classify", "fewshot"]
+
 RESULTS = Path("intention-results")
 Number = Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="(default: what the data allows)")]
 Network = Annotated[str, tyro.conf.arg(metavar="B")]

@@ -13,6 +13,8 @@ import tyro
 from intention.lab.core import ranks
 from intention.lab.experiments.base import PRESETS, Experiment
 
+__all__ = ["Device", "List", "Report", "Reproduce", "Run", "Sweep", "Switch", "Usage", "parse", "parse_with_config"]
+
 T = TypeVar("T")
 Preset = Literal["quick", "standard", "paper"]
 Switch = tyro.conf.FlagCreatePairsOff[bool]

@@ -10,6 +10,8 @@ from intention.lab.core.results import Estimate, Row, estimate
 from intention.lab.experiments.base import label, score
 from intention.lab.experiments.compare import CLOSED_FORMS, named
 
+__all__ = ["SHOWN", "numbers", "winners"]
+
 LARGER = ("accuracy", "correlation")  # metrics whose names begin so: the larger the better; most others: the smaller
 NEITHER = ("slope", "share")  # words of metrics that are neither
 SHOWN = 3  # metrics

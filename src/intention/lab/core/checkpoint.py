@@ -15,6 +15,8 @@ from intention.lab.core.device import of as device_of
 from intention.lab.core.files import LabError, write_whole
 from intention.lab.core.results import Json
 
+__all__ = ["NAME", "State", "load", "save"]
+
 NAME = "checkpoint.safetensors"
 
 

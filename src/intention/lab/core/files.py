@@ -6,6 +6,8 @@ import contextlib
 import os
 from pathlib import Path
 
+__all__ = ["LabError", "append_lines", "write_whole"]
+
 
 class LabError(Exception):
     """Something the user can mend: the command line prints its text alone, without a traceback."""

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import torch
 
+__all__ = ["Place"]
+
 CPU = torch.device("cpu")
 
 

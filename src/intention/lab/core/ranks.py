@@ -12,6 +12,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from intention.lab.core.files import LabError
 
+__all__ = ["agree", "check_batch", "count", "first", "join", "leave", "mean", "share", "wrap"]
+
 T = TypeVar("T")
 Batch = TypeVar("Batch", bound=tuple[Tensor, ...])  # a NamedTuple of tensors, the tasks in front
 

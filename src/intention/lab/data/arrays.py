@@ -16,6 +16,8 @@ from intention.lab.core.files import LabError, write_whole
 from intention.lab.data.images import resize
 from intention.lab.data.kinds import PARTS, Data, Labelled, take_classes
 
+__all__ = ["assemble", "read_npz", "write_npz"]
+
 Arrays = Mapping[str, np.ndarray]
 Pair = tuple[np.ndarray, np.ndarray]  # x and y
 

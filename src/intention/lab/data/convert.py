@@ -18,6 +18,8 @@ from intention.lab.data.arrays import write_npz
 from intention.lab.data.images import SHEET, resize_arrays, write_sheet
 from intention.lab.data.kinds import PARTS
 
+__all__ = ["cifar100", "miniimagenet", "mnist", "read_cache"]
+
 
 def mnist(files: Sequence[Path], place: Path) -> None:
     train_x, train_y, test_x, test_y = map(_idx, files)

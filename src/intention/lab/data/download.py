@@ -10,6 +10,8 @@ from pathlib import Path
 
 import requests
 
+__all__ = ["Resuming", "reason"]
+
 CHUNK = 1 << 16
 TIMEOUT = (10, 60)  # seconds to connect, and without any bytes
 

@@ -11,6 +11,8 @@ from intention.lab.core.files import LabError
 from intention.lab.data import convert
 from intention.lab.data.named import NAMES, folder, place, present
 
+__all__ = ["SOURCES", "File", "Source", "fetch"]
+
 
 @dataclass(frozen=True)
 class File:

@@ -11,6 +11,8 @@ from intention.lab.data.arrays import assemble
 from intention.lab.data.images import SUFFIXES, stack
 from intention.lab.data.kinds import PARTS, Data, Labelled
 
+__all__ = ["index_folder", "read_folder"]
+
 
 def read_folder(path: Path, name: str, size: int | None) -> Data:
     """A data set of images; the folders' names are the classes."""

@@ -17,6 +17,8 @@ from torch.nn import functional as F
 
 from intention.lab.data.kinds import Labelled, split_classes
 
+__all__ = ["CHARACTERS", "IMAGES", "distort", "draw", "drawings", "glyphs"]
+
 SIZE, IMAGES = 28, 40
 _DRAWN = 64  # characters are drawn at this size, and the longer side of their ink is _INK
 _INK = 46

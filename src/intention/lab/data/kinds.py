@@ -10,6 +10,8 @@ from torch import Tensor
 
 from intention.lab.core.files import LabError
 
+__all__ = ["PARTS", "Data", "Labelled", "split_classes", "take_classes"]
+
 PARTS = ("train", "val", "test")
 
 

@@ -15,6 +15,8 @@ from intention.lab.data.folders import read_folder
 from intention.lab.data.images import read_sheet, resize
 from intention.lab.data.kinds import PARTS, Data, Labelled
 
+__all__ = ["BUILT_IN", "NAMES", "PLACES", "choose", "folder", "load", "place", "present"]
+
 BUILT_IN = "built-in"
 # what lies where in the data folder
 PLACES = {

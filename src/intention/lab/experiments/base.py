@@ -17,6 +17,37 @@ from intention.lab.core.results import Json, Row
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+__all__ = [
+    "COLOURS",
+    "HOLDS",
+    "LABELS",
+    "NOT",
+    "OPEN",
+    "OUR_LINE",
+    "PRESETS",
+    "UNTESTED",
+    "VERDICTS",
+    "Cases",
+    "Claim",
+    "Experiment",
+    "Job",
+    "MamlNet",
+    "Measure",
+    "Net",
+    "Place",
+    "Plot",
+    "added",
+    "cases",
+    "check_scale",
+    "chooses",
+    "data_name",
+    "label",
+    "relevant",
+    "require",
+    "score",
+    "tally",
+    "without_added",
+]
 
 T = TypeVar("T")
 PRESETS = ("quick", "standard", "paper")

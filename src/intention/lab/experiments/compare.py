@@ -11,6 +11,32 @@ from collections.abc import Iterable, Mapping, Sequence
 from intention.lab.core.results import Estimate, Row, estimate, estimate_log
 from intention.lab.experiments.base import HOLDS, NOT, OPEN, UNTESTED, VERDICTS, Cases, cases, label
 
+__all__ = [
+    "CLOSED_FORMS",
+    "LEARNT",
+    "PUT_TO_THE_TEST",
+    "UNTESTED",
+    "Found",
+    "Learnt",
+    "applicable",
+    "at_most",
+    "beside",
+    "best",
+    "by_model",
+    "correlation",
+    "errors",
+    "every",
+    "learnt",
+    "named",
+    "ratio",
+    "share",
+    "tested",
+    "times",
+    "together",
+    "untrained",
+    "verdict",
+]
+
 LEARNT = 0.8  # times the error of what has learnt nothing, or of the same model without its context
 PUT_TO_THE_TEST = "Both new modules are put to the test, and the tasks confirm that they are applicable"
 CLOSED_FORMS = {

@@ -13,6 +13,8 @@ from intention.lab.experiments.compare import named
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+__all__ = ["history", "history_lines", "line", "robust_limits"]
+
 
 def history_lines(axis: Axes, rows: Sequence[Row], models: Sequence[str]) -> dict[str, tuple[float, float]]:
     """Draw the seeds thin and their geometric mean thick; where the mean of each model ends (step, error)."""

@@ -12,6 +12,8 @@ from intention.lab.core.results import Json
 from intention.lab.experiments.base import MamlNet, Measure, Net, require
 from intention.lab.tasks import Episode
 
+__all__ = ["check_net", "check_one_number", "loss", "numbers", "over_tasks", "predict_in_parts", "task_errors"]
+
 
 def check_net(model: str, net: Net) -> None:
     """Sizes with which a model can be built."""

@@ -11,6 +11,21 @@ from intention.lab.core.results import Row
 from intention.lab.core.train import Plan
 from intention.lab.experiments.base import OUR_LINE, require
 
+__all__ = [
+    "FIXED",
+    "GATED",
+    "MIXERS",
+    "OURS",
+    "RATES",
+    "WHERE",
+    "Gated",
+    "about",
+    "check",
+    "check_heads",
+    "plan",
+    "texts",
+]
+
 MIXERS = ("intention", "sigma_intention", "attention", "linear_attention", "delta")
 GATED = {  # models of gated layers -> their mixer
     "intention_gated": "intention",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+__all__ = ["output"]
+
 
 def output(found: Tensor | tuple[Tensor, object]) -> Tensor:
     """What `functional.intention` gives where no report is asked for."""

@@ -7,6 +7,8 @@ from torch import Tensor, nn
 from intention import functional as F
 from intention.nn import LearnableAlpha, SigmaIntention
 
+__all__ = ["WideAttention", "WideSigma"]
+
 
 class WideAttention(nn.Module):
     """Heads of the full size d beside each other (a split into 5 would not divide 128), projected back to d_out.

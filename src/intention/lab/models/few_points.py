@@ -8,6 +8,8 @@ from intention import functional as F
 from intention.lab.models import output
 from intention.nn import LearnableAlpha
 
+__all__ = ["FewPoints"]
+
 
 class FewPoints(nn.Module):
     """Intention e_Q(Q) Sigma^-1 e_K(K)' e_V(V) for 5 points: always one plain Cholesky factor of the 5 x 5 dual.

@@ -7,6 +7,8 @@ from torch import Tensor, nn
 
 from intention.nn import mlp
 
+__all__ = ["Maml"]
+
 
 class Maml(nn.Module):
     """A ReLU network, second order, all tasks of a batch at once.

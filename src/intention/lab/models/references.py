@@ -9,6 +9,8 @@ from intention import functional as F
 from intention.lab.models import output
 from intention.lab.tasks import Episode
 
+__all__ = ["RIDGE_ALPHA", "ridge", "zero"]
+
 RIDGE_ALPHA = 0.1  # of "ridge on raw features"
 
 

@@ -8,6 +8,8 @@ from intention import functional as F
 from intention.lab.models.attention import WideAttention, WideSigma
 from intention.nn import Intention, LearnableAlpha, NeuralProcess, SigmaIntention, mlp
 
+__all__ = ["Attention", "Embedded", "LinearAttention", "intention", "neural_process", "sigma_intention"]
+
 
 def intention(d: int, embed: tuple[int, ...], alpha: float) -> nn.Module:
     """e_K is shared by keys and queries; values are left as they are."""

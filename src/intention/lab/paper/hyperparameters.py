@@ -10,6 +10,8 @@ from intention.lab import experiments
 from intention.lab.paper import images
 from intention.lab.paper.lines import NOT_PRINTED, SAME, UNPRINTED, UNPRINTED_LENGTH, Entry, Row, net, rows
 
+__all__ = ["ROWS", "table", "value"]
+
 PI = 3.141592653589793
 
 

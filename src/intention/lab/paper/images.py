@@ -5,6 +5,8 @@ from __future__ import annotations
 from intention.lab.experiments.base import label
 from intention.lab.paper.lines import NOT_PRINTED, SAME, UNPRINTED, Entry, rows
 
+__all__ = ["ANOMALY", "FEW_SHOT", "FEW_SHOT_RESNET", "KERNELS", "PIXELS"]
+
 PIXELS = rows(
     "MNIST",
     "pixels",

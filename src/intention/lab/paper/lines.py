@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 
 from intention.lab.experiments.base import label
 
+__all__ = ["NOT_PRINTED", "SAME", "UNPRINTED", "UNPRINTED_LENGTH", "Entry", "Row", "net", "rows"]
+
 SAME = "as printed"
 NOT_PRINTED = None
 

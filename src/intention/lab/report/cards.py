@@ -14,6 +14,8 @@ from intention.lab.experiments import OURS
 from intention.lab.experiments.base import VERDICTS, Claim
 from intention.lab.report.sections import Drawn, Section
 
+__all__ = ["DIAGRAMS", "Card", "brief", "card", "count", "diagrams", "hero", "shown_claim"]
+
 SHOWN = {
     "computations_2d": 1,
     "normalisation": 1,

@@ -11,6 +11,8 @@ from intention.lab.core.results import Json, Row
 from intention.lab.experiments.base import Experiment, without_added
 from intention.lab.run.runner import finished
 
+__all__ = ["Chosen", "choose", "own", "rebuild"]
+
 
 class Chosen(NamedTuple):
     """The rows that a section shows, and what it must say about them."""

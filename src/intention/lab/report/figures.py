@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.typing import RcKeyType
 
+__all__ = ["standalone", "to_svg", "transparent"]
+
 SVG, XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 STYLE: dict[RcKeyType, Any] = {
     "svg.fonttype": "none",

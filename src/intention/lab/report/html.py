@@ -9,6 +9,8 @@ from typing import Any
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
+__all__ = ["render"]
+
 FILES = resources.files("intention.lab.report")
 
 

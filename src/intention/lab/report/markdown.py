@@ -9,6 +9,8 @@ from intention.lab.core.results import Json
 from intention.lab.report.sections import Section, duration
 from intention.lab.report.text import markdown_table, to_markdown
 
+__all__ = ["CLAIM_HEAD", "to_report"]
+
 CLAIM_HEAD = ("Claim", "Where", "Measured here, 95% interval", "Verdict")
 
 

@@ -21,6 +21,8 @@ from intention.lab.report.sections import Section, duration, joined, section
 from intention.lab.report.text import inline, to_csv, to_html
 from intention.lab.run.search import FOLDER as SEARCHED
 
+__all__ = ["Report", "write_report"]
+
 TITLE = "Intention: the paper's experiments, repeated"
 GROUPS = ("Claims of the paper", "Lines of our own")
 

@@ -10,6 +10,8 @@ from typing import NamedTuple
 from intention.lab.core.results import Json, Row, estimate, read
 from intention.lab.experiments.base import label
 
+__all__ = ["Search", "is_search", "read_search", "searches"]
+
 METRICS = ("search", "search_score")
 
 

@@ -15,6 +15,8 @@ from intention.lab.experiments.base import Claim, Experiment, Plot, data_name, l
 from intention.lab.report.choose import Chosen, choose
 from intention.lab.report.figures import to_svg
 
+__all__ = ["Drawn", "Section", "Setting", "duration", "joined", "section"]
+
 T = TypeVar("T")
 
 

@@ -20,6 +20,8 @@ from intention.lab.run.study import Study
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+__all__ = ["Answered", "Cell", "Row", "write_page"]
+
 EDGE = 96  # largest side of a picture on the page
 QUERIES, PAIRS, EXAMPLES, CLASSES = (
     5,

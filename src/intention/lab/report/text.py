@@ -10,6 +10,8 @@ from collections.abc import Iterable, Sequence
 
 from markupsafe import Markup, escape
 
+__all__ = ["inline", "markdown_table", "to_csv", "to_html", "to_markdown"]
+
 _ITEM = re.compile(r"\s*(?:[-*+]|(?P<number>\d+)[.)])\s+(?P<text>.*)")
 _HEADING = re.compile(r"#{1,6}\s+(?P<text>.*)")
 _CODE = re.compile(r"`([^`]+)`")

@@ -17,6 +17,8 @@ from intention.lab.data.folders import index_folder
 from intention.lab.run.embed import find, told
 from intention.lab.run.own import check_counts
 
+__all__ = ["Answer", "Known", "answer", "check_images", "learn", "load", "save"]
+
 DECIDED = 3  # support images that are told for an answer
 
 

@@ -17,6 +17,7 @@ from intention.lab.run.runner import Task
 if TYPE_CHECKING:
     from distributed import Client
 
+__all__ = ["check", "run"]
 
 T = TypeVar("T")
 SECONDS = 5.0  # to find the scheduler, and then a worker

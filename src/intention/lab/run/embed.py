@@ -26,6 +26,8 @@ from intention.lab.data.images import stack as read_images
 if TYPE_CHECKING:
     from PIL import Image
 
+__all__ = ["Opened", "compute", "embed", "find", "open_for", "told"]
+
 
 class Opened(NamedTuple):
     """A data set whose images a backbone can read."""

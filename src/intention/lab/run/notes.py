@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+__all__ = ["Notes"]
+
 
 @dataclass(frozen=True)
 class Notes:

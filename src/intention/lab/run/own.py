@@ -18,6 +18,8 @@ from intention.lab.run import embed
 if TYPE_CHECKING:
     from PIL import Image
 
+__all__ = ["Own", "check_counts", "gather"]
+
 
 @dataclass(frozen=True)
 class Own:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.progress import Progress
 
+__all__ = ["Display", "Tally", "duration"]
 
 PLAIN_EVERY = 10.0  # seconds between plain lines
 REDRAW_EVERY = 0.5

@@ -25,6 +25,20 @@ from intention.lab.core.results import Row
 from intention.lab.core.train import Diverged
 from intention.lab.experiments.base import Experiment, Job, Measure, relevant, score
 
+__all__ = [
+    "Task",
+    "claimed",
+    "drop_rows",
+    "expected_seconds",
+    "finished",
+    "perform",
+    "plan",
+    "rows_file",
+    "start_over",
+    "store",
+    "unfinished",
+]
+
 
 @dataclass(frozen=True)
 class Task:

@@ -17,6 +17,8 @@ from intention.lab.core import results
 from intention.lab.core.results import Row
 from intention.lab.experiments.base import Experiment, Job
 
+__all__ = ["FOLDER", "LEARNING_RATES", "SEED", "distil", "found", "jobs", "rates"]
+
 LEARNING_RATES = (3e-4, 1e-3, 3e-3, 1e-2)
 SEED = 1000  # no seed of a published run
 FOLDER = Path(__file__).parents[1] / "searched"

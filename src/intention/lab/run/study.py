@@ -30,6 +30,8 @@ from intention.fewshot.heads import Head
 from intention.lab.core.files import LabError
 from intention.lab.run.own import Own
 
+__all__ = ["HEADS", "Line", "Sizes", "Study", "study", "turned"]
+
 # Those that need no training, with their own defaults, as they are written in Python
 HEADS: dict[str, Callable[[], Head]] = {
     "LsSvm()": LsSvm,

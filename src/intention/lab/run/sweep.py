@@ -28,6 +28,8 @@ from intention.lab.run.notes import Notes
 from intention.lab.run.progress import Display, Tally
 from intention.lab.run.runner import Task, perform
 
+__all__ = ["Failure", "Outcome", "sweep"]
+
 STRIKES = 3  # a run whose worker dies more often than this has failed
 _ONE_AT_A_TIME = threading.Lock()  # runs use torch's global random numbers
 

@@ -88,52 +88,6 @@ def pull(grad: Tensor, z: Tensor, r: Tensor, tokens: Tokens, later: Tensor | Non
     return found, total
 
 
-def push(tokens: Tokens, tangents: Tokens, transposed: bool, solve: Fits) -> Tensor:
-    """The tangent of q_t W_t (without values q_t A_t^-1), or of W_t g_t; `solve(rows, values, transposed)` are fits."""
-    x, key, value, weight, _, gain, gram, cross, decay = tokens
-    dx, dkey, dvalue, dweight, dalpha, dgain, dgram, dcross, ddecay = tangents
-    fade = faded(decay, key)
-    counted = torch.ones_like(key[..., :1]) if weight is None else weight.unsqueeze(-1)
-
-    def moved(
-        rows: Tensor, a: Tensor, da: Tensor, b: Tensor, db: Tensor, start: Tensor | None, dstart: Tensor | None
-    ) -> Tensor:
-        """The tangent of sum D_ts w_s (x_t a_s) b_s + D_t0 x_t start."""
-        change = counted * db if dweight is None else counted * db + dweight.unsqueeze(-1) * b
-        out = read(fade, rows, da, counted * b, dstart) + read(fade, rows, a, change)
-        return out if ddecay is None else out + _faster(fade, ddecay, rows, a, counted * b, start)
-
-    def sigma(rows: Tensor) -> Tensor:
-        """x_t dA_t"""
-        share = 1.0 if gain is None else gain.view(-1, 1, 1)
-        out = per_token(dalpha) * rows + share * moved(rows, key, dkey, key, dkey, gram, dgram)
-        if dgain is not None:
-            out = out + dgain.view(-1, 1, 1) * read(fade, rows, key, counted * key, gram)
-        return out
-
-    if value is None:
-        return solve(dx - sigma(solve(x, False, False)), False, False)
-    assert dvalue is not None
-    if transposed:
-        turned, dturned = (None if y is None else y.mT for y in (cross, dcross))
-        inner = moved(x, value, dvalue, key, dkey, turned, dturned) - sigma(solve(x, True, True))
-        return solve(dx, True, True) + solve(inner, False, False)
-    z = solve(x, False, False)
-    return solve(dx - sigma(z), True, False) + moved(z, key, dkey, value, dvalue, cross, dcross)
-
-
-def _faster(fade: Fading, change: Tensor, x: Tensor, a: Tensor, b: Tensor, start: Tensor | None) -> Tensor:
-    """The tangent of `read` along a `change` of the decays (B, N)."""
-    n = x.shape[1]
-    x, a, b, change = (chunks(y, LENGTH) for y in (x, a, b, change.unsqueeze(-1)))
-    less, c_less = fade.shifted()
-    share, from_start = fade.share @ (change * less), fade.share @ (change * c_less)
-    before, _ = faded_sums(start, (fade.to_end * a).mT @ b, fade.whole)
-    steps = (share[..., -1:, :].mT * a).mT @ b + from_start[..., -1:, :] * before
-    moved, _ = faded_sums(None, steps, fade.whole)
-    return _tokens(from_start * (x @ before) + fade.from_start * (x @ moved) + (share * (x @ a.mT)) @ b, n)
-
-
 def faded(decay: Tensor | None, key: Tensor) -> Fading:
     return fading(torch.ones_like(key[..., 0]) if decay is None else decay, LENGTH).to(key.dtype)
 

@@ -240,7 +240,12 @@ def _first(grads: Sequence[Tensor], saved: Saved, needs: Sequence[bool]) -> Slop
 
 
 def _any_order(grads: Sequence[Tensor], saved: Saved, needs: Sequence[bool]) -> Slopes:
-    return _pull(grads[0], Tokens._make(saved.tensors), saved.options[0], _again)
+    (grad,), tokens, (transposed,) = grads, Tokens._make(saved.tensors), saved.options
+    if any(needs[1:]):
+        return _pull(grad, tokens, transposed, _again)
+    wide, solve = _solver(tokens, _again)
+    values = tokens.value is not None
+    return solve(grad.to(wide.key.dtype), values, values and not transposed).to(grad.dtype), *[None] * 8
 
 
 def pull_first(grad: Tensor, tokens: Tokens, way: Tensor, transposed: bool, hidden: bool, gates: bool) -> Slopes:
@@ -348,19 +353,9 @@ def _pull(grad: Tensor, tokens: Tokens, transposed: bool, call: Callable[..., Te
     return tuple(None if x is None or y is None else y.to(x.dtype) for x, y in zip(tokens, found, strict=True))
 
 
-def _push(tangents: Sequence[Tensor | None], saved: Saved) -> tuple[Tensor]:
-    tokens, (transposed,) = Tokens._make(saved.tensors), saved.options
-    wide, solve = _solver(tokens, _again)
-    moved = Tokens._make(
-        None if x is None else torch.zeros_like(x) if t is None else t.to(x.dtype)
-        for x, t in zip(wide, tangents, strict=True)
-    )
-    return (gradients.push(wide, moved, transposed, solve).to(tokens.key.dtype),)
-
-
-def _shapes(query: Tensor, key: Tensor, value: Tensor | None, *_: object) -> tuple[Tensor, Tensor, Tensor]:
+def _shapes(query: Tensor, key: Tensor, value: Tensor | None, *rest: object) -> tuple[Tensor, Tensor, Tensor]:
     batch, n, d = key.shape
-    width = d if value is None else value.shape[2]
+    width = d if value is None or rest[-1] else value.shape[2]
     return key.new_empty(batch, n, width), key.new_empty(batch, dtype=torch.int8), key.new_empty(batch, 3)
 
 
@@ -374,7 +369,6 @@ CAUSAL = Operator(
     shapes=_shapes,
     pull=_first,
     differentiable=_any_order,
-    push=_push,
     saves_answers=False,
     traced=_traced,
 )

@@ -171,7 +171,9 @@ def _turn(
     if weight is None:
         return _turn_symmetric(grad, scaled, out), out.new_zeros(())
     # A = R M^+ R and M = R cS R with R = W^1/2, on the rows that count
-    root, back = _roots(weight)
+    there = weight > 0
+    root = torch.where(there, weight, 1.0).sqrt() * there
+    back = torch.where(there, 1 / torch.where(there, root, 1.0), 0.0)
     pseudo = out * back.unsqueeze(-1) * back.unsqueeze(-2)
     m = scaled * root.unsqueeze(-1) * root.unsqueeze(-2)
     inside = grad * root.unsqueeze(-1) * root.unsqueeze(-2)
@@ -182,58 +184,11 @@ def _turn(
     return turned * root.unsqueeze(-1) * root.unsqueeze(-2), along.diagonal(0, -2, -1) * back
 
 
-def _roots(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """W^1/2 and its inverse, 0 where the weight is."""
-    there = weight > 0
-    root = torch.where(there, weight, 1.0).sqrt() * there
-    return root, torch.where(there, 1 / torch.where(there, root, 1.0), 0.0)
-
-
 def _turn_symmetric(x: Tensor, sigma: Tensor, pseudo: Tensor) -> Tensor:
-    """(I - S S^+) X S^+S^+ and its transpose; the same lines serve pullback and tangent."""
+    """(I - S S^+) X S^+S^+ and its transpose"""
     outside = x - torch.bmm(sigma, torch.bmm(pseudo, x))
     turned = torch.bmm(torch.bmm(outside, pseudo), pseudo)
     return turned + turned.mT
-
-
-def _push(tangents: Sequence[Tensor | None], saved: Saved) -> tuple[Tensor, Tensor]:
-    (matrix, weight, alpha, gain), (out, _, packed) = saved.tensors, saved.outputs
-    assert matrix is not None
-    assert alpha is not None
-    matrix_t, weight_t, alpha_t, gain_t = tangents
-    scaled = by_gain(gain, matrix)
-    moved = torch.zeros_like(matrix)  # of cS
-    if matrix_t is not None:
-        moved = moved + by_gain(gain, matrix_t)
-    if gain_t is not None:
-        moved = moved + gain_t.view(-1, 1, 1) * matrix
-    half = _half(matrix, weight, alpha, gain, out)
-    tangent, logdet = -torch.bmm(torch.bmm(out, moved), out), (out * moved).sum((-2, -1))
-    singular = ((packed[:, 0] == PINV) & (alpha == 0)).view(-1, 1, 1)
-    if weight is None:
-        tangent = tangent + torch.where(singular, _turn_symmetric(moved, scaled, out), 0.0)
-    if alpha_t is not None:
-        tangent = tangent - alpha_t.view(-1, 1, 1) * torch.bmm(half, out)
-        logdet = logdet + alpha_t * half.diagonal(0, -2, -1).sum(-1)
-    if weight_t is not None:
-        tangent = tangent + alpha.view(-1, 1, 1) * torch.bmm(half * weight_t.unsqueeze(-2), half.mT)
-        logdet = logdet + (weight_t * (scaled * half.mT).sum(-1)).sum(-1)
-    if weight is not None:
-        tangent = torch.where(singular, _push_weighted(moved, scaled, weight, weight_t, out), tangent)
-    return tangent, logdet
-
-
-def _push_weighted(moved: Tensor, scaled: Tensor, weight: Tensor, weight_t: Tensor | None, out: Tensor) -> Tensor:
-    """The tangent of A = R M^+ R, M = R cS R, R = W^1/2, where M is singular; rows of weight 0 stay out."""
-    root, back = _roots(weight)
-    root_t = torch.zeros_like(root) if weight_t is None else 0.5 * back * weight_t
-    column, row = root.unsqueeze(-1), root.unsqueeze(-2)
-    pseudo, m = out * back.unsqueeze(-1) * back.unsqueeze(-2), scaled * column * row
-    half = root_t.unsqueeze(-1) * scaled * row
-    m_t = half + half.mT + moved * column * row
-    pseudo_t = _turn_symmetric(m_t, m, pseudo) - torch.bmm(torch.bmm(pseudo, m_t), pseudo)
-    side = root_t.unsqueeze(-1) * pseudo * row
-    return side + side.mT + pseudo_t * column * row
 
 
 def _shapes(matrix: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]:
@@ -251,5 +206,4 @@ INVERSE = Operator(
     shapes=_shapes,
     pull=_pull,
     differentiable=_pull,
-    push=_push,
 )

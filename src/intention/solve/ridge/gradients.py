@@ -139,60 +139,6 @@ def _dual_weight(p: Problem, coef: Tensor, s: Tensor, w: Tensor, y: Tensor, key:
     return torch.where(present, there, absent)
 
 
-def pushforward(problem: Problem, tangent: Problem, plan: Plan, invert: Invert, deficient: bool) -> Tensor:
-    """The tangent of Q W for tangents of every input (forward-mode AD); `tangent` has zeros where nothing moves."""
-    if plan.intercept:
-        problem, tangent, mean_tangent = _centred_tangents(problem, tangent)
-        return pushforward(problem, tangent, plan._replace(intercept=False), invert, deficient) + mean_tangent
-    w, w_t = (_dual_tangent if plan.dual else _primal_tangent)(problem, tangent, invert, deficient)
-    return (mm(tangent.query, w) + mm(problem.query, w_t)) * plan.scale
-
-
-def _primal_tangent(p: Problem, t: Problem, invert: Invert, deficient: bool) -> tuple[Tensor, Tensor]:
-    w = invert(mm(p.key.mT, _per_point(p.weight, p.value)))
-    fitted = mm(p.key, w)
-    rest = p.value - by_gain(p.gain, fitted)
-    inner = _per_point(p.weight, t.value - by_gain(p.gain, mm(t.key, w)))
-    if t.weight is not None:
-        inner = inner + t.weight.unsqueeze(-1) * rest
-    if t.gain is not None:
-        inner = inner - by_gain(t.gain, _per_point(p.weight, fitted))
-    moved = mm(t.key.mT, _per_point(p.weight, rest)) + mm(p.key.mT, inner)
-    w_t = invert(moved - t.alpha.view(-1, 1, 1) * w)
-    if deficient:  # W stays in the span of the keys, which turns: (I - K^+K) dK' (KK')^+ V
-        turn = mm(t.key.mT, _per_point(p.weight, mm(p.key, invert(w))))
-        inside = invert(mm(p.key.mT, _per_point(p.weight, mm(p.key, turn))))
-        w_t = w_t + _at_zero(p.alpha, turn - inside)
-    return w, w_t
-
-
-def _dual_tangent(p: Problem, t: Problem, invert: Invert, deficient: bool) -> tuple[Tensor, Tensor]:
-    key, value = p.weighted()
-    key_t, value_t = t._replace(weight=p.weight).weighted()
-    coef = invert(value)
-    w = mm(key.mT, coef)
-    moved = by_gain(p.gain, mm(key_t, w) + mm(key, mm(key_t.mT, coef))) + t.alpha.view(-1, 1, 1) * coef
-    if t.gain is not None:
-        moved = moved + by_gain(t.gain, mm(key, w))
-    w_t = mm(key_t.mT, coef) + mm(key.mT, invert(value_t - moved))
-    if deficient:  # (K'K)^+ dK' (I - KK^+) V, and the span of the keys turns
-        rest = value - by_gain(p.gain, mm(key, w))
-        w_t = w_t + _at_zero(p.alpha, mm(key.mT, invert(invert(mm(key, mm(key_t.mT, rest))))))
-    return w, w_t
-
-
-def _centred_tangents(problem: Problem, tangent: Problem) -> tuple[Problem, Problem, Tensor]:
-    p, _, share, total = problem.centred()
-    mean_key = torch.bmm(share.unsqueeze(1), tangent.key)
-    mean_value = torch.bmm(share.unsqueeze(1), tangent.value)
-    if tangent.weight is not None:
-        move = tangent.weight.unsqueeze(1) / total.view(-1, 1, 1)
-        mean_key = mean_key + torch.bmm(move, p.key)
-        mean_value = mean_value + torch.bmm(move, p.value)
-    t = tangent._replace(query=tangent.query - mean_key, key=tangent.key - mean_key, value=tangent.value - mean_value)
-    return p, t, mean_value
-
-
 def _at_zero(alpha: Tensor, term: Tensor) -> Tensor:
     return torch.where(alpha.view(-1, 1, 1) == 0, term, 0.0)
 

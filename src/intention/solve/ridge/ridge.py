@@ -17,7 +17,7 @@ from intention.solve.ladder import PINV, Report, has_float64, warn_inaccurate
 from intention.solve.operator import Operator, Saved, flat
 from intention.solve.problem import Grads, Invert, Needs, Plan, Problem
 from intention.solve.ridge.by_route import Known, Solution, backward_batch, cast_grads, shaped_like, solve_batch
-from intention.solve.ridge.gradients import Mode, pullback, pushforward
+from intention.solve.ridge.gradients import Mode, pullback
 from intention.solve.torch_state import gradient_free
 from intention.solve.transform.transform import inverter, transform
 
@@ -136,45 +136,24 @@ def _differentiable(grads: Sequence[Tensor], saved: Saved, needs: Sequence[bool]
     return differentiable(grad, problem, bool(saved.seen), plan, solver, Needs(*needs))[:6]
 
 
-def _differentiable_setting(
-    problem: Problem, plain: bool, plan: Plan, solver: str, moving_weight: bool
-) -> tuple[Problem, Plan, str]:
-    """Precision, form and solver in which derivatives of the pullback are taken."""
-    # a moving weight changes the form below, whose condition the forward has not seen
-    hard = solver == "float64" or (solver == "auto" and (moving_weight or not plain))
-    if hard and has_float64(problem.query.device):
-        problem = problem.take(None, torch.float64)
-    if moving_weight:
-        plan = plan._replace(dual=False)  # sqrt(w) has no derivative at 0; K'WK has
-    return problem.expanded(), plan, {"auto": "auto", "qr": "qr", "pinv": "pinv"}.get(solver, "cholesky")
-
-
 def differentiable(grad: Tensor, problem: Problem, plain: bool, plan: Plan, solver: str, needs: Needs) -> Grads:
     """The pullback as a differentiable function of everything it is made of."""
-    moving = problem.weight is not None and (needs.weight or problem.weight.requires_grad)
-    wide, plan, inner = _differentiable_setting(problem, plain, plan, solver, moving)
+    moving_weight = problem.weight is not None and (needs.weight or problem.weight.requires_grad)
+    # a moving weight changes the form below, whose condition the forward has not seen
+    hard = solver == "float64" or (solver == "auto" and (moving_weight or not plain))
+    wide = problem.take(None, torch.float64) if hard and has_float64(problem.query.device) else problem
+    wide, inner = wide.expanded(), {"auto": "auto", "qr": "qr", "pinv": "pinv"}.get(solver, "cholesky")
+    if moving_weight:
+        plan = plan._replace(dual=False)  # sqrt(w) has no derivative at 0; K'WK has
     refined = solver not in ("primal", "dual") and wide.query.dtype == torch.float64
     centred = wide.centred()[0] if plan.intercept else wide
     invert = inverter(centred, plan, inner)
     coef = _coefficients(centred, plan, invert, refined)
-    mode = Mode(refined, deficient=inner in ("auto", "pinv"))
+    mode = Mode(refined, deficient=inner == "pinv" or (inner == "auto" and hard))
     grad = grad.reshape(wide.query.shape[0], *grad.shape[-2:])
     grads = pullback(wide, plan, grad.to(wide.query.dtype), invert, coef, needs, mode)
     grads = shaped_like(problem, grads)
     return cast_grads(grads, grad.dtype)
-
-
-def _push(tangents: Sequence[Tensor | None], saved: Saved) -> tuple[Tensor]:
-    problem, plan, solver = Problem._make(saved.tensors), Plan(*saved.options[:3]), saved.options[3]
-    still = [None if x is None else torch.zeros_like(x) for x in problem]
-    moved: Any = [s if t is None else t for s, t in zip(still, tangents, strict=True)]
-    filled = Problem(*moved)._replace(weight=tangents[3], gain=tangents[5])
-    moving = tangents[3] is not None
-    wide, plan, inner = _differentiable_setting(problem, bool(saved.seen), plan, solver, moving)
-    centred = wide.centred()[0] if plan.intercept else wide
-    tangent = filled.expanded().take(None, wide.query.dtype)
-    out = pushforward(wide, tangent, plan, inverter(centred, plan, inner), inner in ("auto", "pinv"))
-    return (out.to(problem.query.dtype).reshape(*problem.query.shape[:-1], -1),)
 
 
 def _coefficients(problem: Problem, plan: Plan, invert: Invert, refined: bool) -> Tensor:
@@ -204,6 +183,5 @@ RIDGE = Operator(
     shapes=_shapes,
     pull=_pull,
     differentiable=_differentiable,
-    push=_push,
     saves_answers=False,
 )

@@ -75,8 +75,10 @@ def _pull(grads: Sequence[Tensor], saved: Saved, needs: Sequence[bool]) -> tuple
     """Of any order: made of transforms."""
     (grad,), problem, (out, matrix, packed) = grads, _problem(saved.tensors), saved.outputs
     plain = served_all(packed) if saved.seen is None else saved.seen
-    factor = Factored(matrix, packed, plain)
-    y, key, weight, alpha, gain = _pulled(grad, problem, out, factor, *saved.options[:2])
+    factor, (solver, inverse) = Factored(matrix, packed, plain), saved.options[:2]
+    if not any(needs[1:]):
+        return _again(grad, problem, solver, inverse, factor)[0], *[None] * 6
+    y, key, weight, alpha, gain = _pulled(grad, problem, out, factor, solver, inverse)
     if needs[3] and eager():
         assert alpha is not None
         assert y is not None
@@ -167,42 +169,6 @@ def _times_sigma(rows: Tensor, problem: Problem, key: Tensor) -> Tensor:
     return by_gain(problem.gain, product) + problem.alpha.view(-1, 1, 1) * rows
 
 
-def _push(tangents: Sequence[Tensor | None], saved: Saved) -> tuple[Tensor]:
-    problem, (out, matrix, packed) = _problem(saved.tensors), saved.outputs
-    rows_t, key_t, weight_t, alpha_t, gain_t = tangents[:5]
-    factor, (solver, inverse) = Factored(matrix, packed, bool(saved.seen)), saved.options[:2]
-    times = problem.query.shape[0] // max(problem.key.shape[0], 1)
-    key = problem.expanded().key
-    weighted = key if problem.weight is None else problem.weight.unsqueeze(-1) * key
-    eye = torch.eye(key.shape[-1], dtype=key.dtype, device=key.device)
-    moved = torch.zeros_like(matrix)  # the tangent of Sigma
-    if key_t is not None:
-        half = torch.bmm(key_t.repeat_interleave(times, 0).mT, weighted)
-        moved = moved + by_gain(problem.gain, half + half.mT)
-    if weight_t is not None:
-        moved = moved + by_gain(problem.gain, torch.bmm(key.mT, weight_t.unsqueeze(-1) * key))
-    if gain_t is not None:
-        moved = moved + gain_t.view(-1, 1, 1) * torch.bmm(key.mT, weighted)
-    if alpha_t is not None:
-        moved = moved + alpha_t.view(-1, 1, 1) * eye
-    tangent = -torch.bmm(out, moved)
-    if rows_t is not None:
-        tangent = tangent + rows_t
-
-    def inverse_of(x: Tensor) -> Tensor:
-        return _again(x, problem, solver, inverse, factor)[0]
-
-    tangent = inverse_of(tangent)
-    if not factor.plain:  # Sigma^+ also turns with its null space, as in the pullback
-        twice = torch.bmm(inverse_of(out), moved)
-        outside = problem.query - _times_sigma(out, problem, key)
-        turn = twice - _times_sigma(inverse_of(twice), problem, key)
-        turn = turn + inverse_of(inverse_of(torch.bmm(outside, moved)))
-        singular = (unpack(packed).route == PINV) & (problem.alpha == 0)
-        tangent = tangent + torch.where(singular.view(-1, 1, 1), turn, 0.0)
-    return (tangent,)
-
-
 def _shapes(rows: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
     (batch, _, n), dtype = rows.shape, torch.float64 if rest[6] == "float64" else rows.dtype
     return rows.new_empty(rows.shape), rows.new_empty(batch, n, n, dtype=dtype), rows.new_empty(batch, 3, dtype=dtype)
@@ -218,5 +184,4 @@ TRANSFORM = Operator(
     shapes=_shapes,
     pull=_pull,
     differentiable=_pull,
-    push=_push,
 )

@@ -11,6 +11,22 @@ from intention.lab.experiments.anomaly.model import LABELS, MODELS
 from intention.lab.experiments.base import HOLDS, NOT, OPEN, OUR_LINE, Claim
 from intention.lab.experiments.compare import UNTESTED, Learnt, together, untrained
 
+__all__ = [
+    "ASKED",
+    "DEPTHS",
+    "PRINTED",
+    "RULES",
+    "SPLITS",
+    "Cell",
+    "Gap",
+    "cell",
+    "claims",
+    "finding",
+    "mean",
+    "percent",
+    "spread",
+]
+
 SPLITS = {"labels": ("unseen", "seen"), "images": ("images",)}  # what is asked for after a split
 ASKED = ("unseen", "seen", "images")
 JUDGED = {"labels": "unseen", "images": "images"}

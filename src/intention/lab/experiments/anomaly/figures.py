@@ -14,6 +14,7 @@ from intention.lab.experiments.base import COLOURS, Plot
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+__all__ = ["plot"]
 
 TITLES = {
     "unseen": "classes that training never saw",

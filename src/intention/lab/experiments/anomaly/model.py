@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from intention.nn import Informer, LinTransformer, NPFormer, SigmaInformer, Transformer
 from intention.nn.blocks import Former
 
+__all__ = ["LABELS", "MODELS", "STARTS", "OddOneOut", "build"]
+
 FORMERS: dict[str, type[Former]] = {
     "neural_process": NPFormer,
     "linear_attention": LinTransformer,

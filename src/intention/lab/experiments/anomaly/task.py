@@ -13,6 +13,21 @@ from torch import Tensor
 from intention.lab.core.files import LabError
 from intention.lab.data import Data
 
+__all__ = [
+    "SPLITS",
+    "Pool",
+    "Sets",
+    "Split",
+    "SplitBy",
+    "distinct",
+    "lonely",
+    "lowest_cosine",
+    "over_images",
+    "sample",
+    "split",
+    "whitening",
+]
+
 UNSEEN = 0.17  # share of the classes that training never sees, where the data do not say
 KEPT_BACK = 1 / 6  # share of the images of each seen class, where the data do not say
 SPLITS = 4_000_000  # seeds of splits begin here

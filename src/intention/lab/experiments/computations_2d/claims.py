@@ -12,6 +12,8 @@ from intention.lab.experiments.compare import UNTESTED, at_most, every, together
 from intention.lab.experiments.compare import correlation as over_draws
 from intention.lab.experiments.computations_2d.task import REPAIRS, SQUARES
 
+__all__ = ["MODELS", "REPAIR_NAMES", "claims", "finding", "known", "named", "order", "over_seeds"]
+
 MODELS = ("attention", "linear_attention", "sigma_intention", "intention")
 REPAIR_NAMES = {"absolute": "|eigenvalues|", "nearest": "nearest PSD"}
 CLOSE = 0.99  # a correlation that captures a linear relation closely

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+__all__ = ["plot"]
 
 THINNED = 3  # every third point of the grid is drawn in the scatters
 

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from intention.lab.tasks import Problem
 
+__all__ = ["PLANE", "REPAIRS", "SQUARES", "Repair", "plane", "plane_root", "square"]
+
 Repair = Literal["absolute", "nearest"]
 REPAIRS: tuple[Repair, ...] = ("absolute", "nearest")
 

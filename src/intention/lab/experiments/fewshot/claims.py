@@ -32,6 +32,8 @@ from intention.lab.experiments.fewshot.judge import (
     steps_of,
 )
 
+__all__ = ["RECIPES", "claims", "finding", "mean_of"]
+
 BASELINES = ("attention", "neural_process")
 ORDER = ("intention", "maml", "neural_process", "attention")
 PRINTED = 0.673  # Intention in Table 1

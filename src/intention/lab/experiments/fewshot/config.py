@@ -10,6 +10,27 @@ from intention.lab.core.results import Json
 from intention.lab.core.train import Plan
 from intention.lab.experiments.base import chooses, require
 
+__all__ = [
+    "ACCURACY",
+    "BEFORE",
+    "BY_DISTANCE",
+    "ERROR",
+    "FROM_SCRATCH",
+    "HALVES",
+    "MODELS",
+    "SEEN",
+    "SHARED_READING",
+    "SHORT",
+    "UNSEEN",
+    "VALIDATION",
+    "Classifier",
+    "Config",
+    "Longer",
+    "MamlNet",
+    "Tuned",
+    "TunedMaml",
+]
+
 ACCURACY, BEFORE, VALIDATION = "accuracy", "accuracy before training", "validation accuracy"
 UNSEEN = "accuracy on all unseen classes"  # validation and test classes together
 SEEN = "accuracy on training classes"

@@ -15,6 +15,7 @@ from intention.lab.experiments.fewshot.judge import percent, seeds_of, set_name,
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+__all__ = ["PER_SEED", "about", "mean", "plot", "table", "tables"]
 
 Numbers = Mapping[str, str]  # model -> what the paper has
 TABLE_1 = {

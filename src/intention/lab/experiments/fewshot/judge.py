@@ -16,6 +16,31 @@ from intention.lab.experiments.base import HOLDS, NOT, OPEN, Claim, data_name, l
 from intention.lab.experiments.compare import UNTESTED, together
 from intention.lab.experiments.fewshot.config import ACCURACY, UNSEEN
 
+__all__ = [
+    "ABOVE",
+    "LEARNT",
+    "SAME",
+    "SEEDS",
+    "Part",
+    "above",
+    "against",
+    "claim",
+    "difference",
+    "each_seed",
+    "ends",
+    "gaps",
+    "judged_on",
+    "learnt",
+    "percent",
+    "same",
+    "same_seeds",
+    "seeds_of",
+    "set_name",
+    "sets",
+    "steps_of",
+    "trained",
+]
+
 NEAR = 0.01  # a percentage point
 SEEDS = 3  # from which on the interval is over seeds
 LEARNT = 2.0  # times the accuracy of chance

@@ -19,6 +19,19 @@ from intention.lab.experiments.fewshot.task import Shots
 from intention.lab.models.attention import WideAttention, WideSigma
 from intention.nn import LearnableAlpha, mlp
 
+__all__ = [
+    "SHARPNESS",
+    "FewShot",
+    "Folded",
+    "ImageMaml",
+    "Mixed",
+    "Pretrained",
+    "attention",
+    "mix",
+    "score_loss",
+    "start_as_in_jax",
+]
+
 LOSSES = ("mse", "cross-entropy")
 FOLDED = 512  # widest input for which a factor of W'W is cheaper than W
 SHARPNESS = 5.0  # where scores of the size of labels are read as logits: what they are multiplied by at the start

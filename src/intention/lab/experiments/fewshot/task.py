@@ -12,6 +12,8 @@ from torch import Tensor
 from intention.fewshot.sampling import ClassIndex, support_first, task_labels
 from intention.lab.core.files import LabError
 
+__all__ = ["Pool", "Prefetch", "Shots", "varied"]
+
 
 class Shots(NamedTuple):
     """Tasks of one batch. Both context and queries are sorted by class."""

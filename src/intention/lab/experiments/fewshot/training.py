@@ -36,6 +36,8 @@ from intention.lab.experiments.fewshot.config import (
 from intention.lab.experiments.fewshot.task import Pool, Prefetch, Shots, varied
 from intention.nn import LearnableAlpha
 
+__all__ = ["build", "correct", "encoded", "halves", "load", "run", "shared_encoder", "together"]
+
 ENOUGH = 12_000  # images of the training classes, to measure that
 TESTS, CHECKS = 1_000_000, 1_500_000  # seeds of test episodes and of validation episodes begin here
 HALF, SPLITS = 1_700_000, 20  # seeds of random halves begin here, and how many there are

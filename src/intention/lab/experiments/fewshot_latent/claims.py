@@ -10,6 +10,8 @@ from intention.lab.experiments.compare import UNTESTED, share, together
 from intention.lab.experiments.fewshot.config import ACCURACY
 from intention.lab.experiments.fewshot.judge import ABOVE, Part, above, claim, each_seed, judged_on, same_seeds
 
+__all__ = ["claims", "finding", "latents", "of_latent"]
+
 SMALL = (16, 32)  # sizes of e_H
 PAIR = ("intention_kernel", "intention")
 

@@ -16,6 +16,8 @@ from intention.lab.experiments.fewshot_latent.claims import latents, of_latent
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+__all__ = ["plot", "table_latent"]
+
 
 def plot(rows: Sequence[Row]) -> list[Plot]:
     plots = []

@@ -10,6 +10,8 @@ from intention.lab.experiments.base import Claim
 from intention.lab.experiments.fewshot.claims import RECIPES, mean_of
 from intention.lab.experiments.fewshot.judge import ABOVE, SAME, against, claim, same
 
+__all__ = ["claims", "finding"]
+
 
 def claims(rows: Sequence[Row]) -> list[Claim]:
     return [one for recipe in RECIPES for one in _of_recipe(rows, recipe)]

@@ -23,6 +23,8 @@ from intention.lab.experiments.compare import (
 )
 from intention.lab.experiments.sequences import GATED, WHERE, about
 
+__all__ = ["DRIFT", "by_position", "claims", "drifted", "finding", "worst"]
+
 ON = 1.05  # times the error of ridge
 CLOSE = 2.0
 DRIFT = "mse with drift"

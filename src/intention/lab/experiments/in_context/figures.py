@@ -18,6 +18,7 @@ from intention.lab.experiments.sequences import GATED, about
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+__all__ = ["plot"]
 
 CLOSED = ("ridge", "zero")
 

@@ -17,6 +17,8 @@ from intention.nn import LearnableAlpha
 from intention.nn.causal_layers import CausalLayer, GatedLayer, gated_layers, shrink_branches
 from intention.nn.mixers import make_mixer
 
+__all__ = ["CAN_FORGET", "MODELS", "PLAIN", "OneLayer", "Shell", "build", "kalman", "ridge"]
+
 IN_SHELL = {
     "informer": "intention",
     "sigma_intention": "sigma_intention",

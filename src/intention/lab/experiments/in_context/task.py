@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as TF
 from torch import Tensor
 
+__all__ = ["Pairs", "before", "pairs"]
+
 
 class Pairs(NamedTuple):
     """Points of one linear map per task, in turn. Asked is y at every position, from x there and the pairs before."""

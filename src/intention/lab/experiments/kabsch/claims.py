@@ -29,6 +29,8 @@ from intention.lab.experiments.compare import (
     verdict,
 )
 
+__all__ = ["DIMS", "ON_CLOUD", "claims", "finding", "of"]
+
 BASELINES = ("attention", "neural_process", "mlp")
 RULE = f"its error is at most {LEARNT:g} of that of predicting the mean"
 WIDE = 5.0  # times: a wide margin

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from intention.lab.core.files import LabError
 
+__all__ = ["OUTLINE", "Cloud", "load_cloud", "normalised", "rabbit"]
+
 NAMES = ("points", "xyz", "xy", "vertices", "v")  # arrays of an npz that are taken for the points
 
 # A sitting rabbit that looks to the right; the outline is smooth through these places, from the nose downwards.

@@ -16,6 +16,7 @@ from intention.lab.experiments.kabsch.model import MODELS
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+__all__ = ["plot"]
 
 LINES = {"zero": (0, (1, 3)), "affine": "--", "umeyama": ":"}
 TURN = ((0.94, 0.0, 0.34), (0.12, 0.94, -0.33))  # how clouds of 3-D points are looked at: right and up

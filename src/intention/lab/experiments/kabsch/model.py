@@ -11,6 +11,8 @@ from intention.lab.models.attention import WideAttention, WideSigma
 from intention.lab.models.few_points import FewPoints
 from intention.nn import LearnableAlpha, LinearAttention, NeuralProcess, SigmaIntention, mlp
 
+__all__ = ["MODELS", "AllAtOnce", "EmbeddedAttention", "PerQuery", "build"]
+
 
 class PerQuery(nn.Module):
     """e_P(head(query, key, value)) for each query on its own: any number of queries can be asked."""

@@ -8,6 +8,8 @@ from torch import Tensor
 from intention.lab.models.references import RIDGE_ALPHA, ridge
 from intention.lab.tasks import Episode
 
+__all__ = ["affine", "ridge_raw", "umeyama"]
+
 
 def affine(episode: Episode) -> Tensor:
     """Affine least squares: Intention with an intercept and alpha = 0, on the raw points."""

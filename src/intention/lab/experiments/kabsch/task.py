@@ -9,6 +9,8 @@ from torch import Tensor
 
 from intention.lab.tasks import Episode
 
+__all__ = ["Similarity", "rotations", "sample", "similarities"]
+
 
 class Similarity(NamedTuple):
     """Maps x -> a R x + t, one per task; points are rows."""

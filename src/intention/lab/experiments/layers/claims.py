@@ -10,6 +10,8 @@ from intention.lab.core.results import Estimate, Row, estimate, estimate_log, se
 from intention.lab.experiments.base import HOLDS, NOT, OPEN, Claim
 from intention.lab.experiments.compare import UNTESTED, at_most, together, verdict
 
+__all__ = ["MODELS", "NAMES", "claims", "finding", "layers_at", "over_seeds"]
+
 NAMES = {
     "step_l": "step 1/L",
     "step_l_mu": "step 2/(L + μ)",

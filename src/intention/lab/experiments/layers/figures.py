@@ -14,6 +14,7 @@ from intention.lab.experiments.layers.claims import MODELS, NAMES, layers_at, ov
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+__all__ = ["plot"]
 
 LINE_COLOURS = {
     "step_l": COLOURS["attention"],

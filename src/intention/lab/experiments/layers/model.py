@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from intention import functional as F
 from intention.lab.tasks import Problem
 
+__all__ = ["Steps", "chebyshev", "constant", "left", "padded", "stack", "unit_queries", "worst_case"]
+
 
 def layer(prediction: Tensor, residual: Tensor, both: Tensor, key: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
     """One layer of linear attention over values that are what is still to be explained.

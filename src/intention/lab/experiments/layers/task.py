@@ -9,6 +9,8 @@ from torch import Tensor
 
 from intention.lab.tasks import Problem
 
+__all__ = ["conditioned"]
+
 
 def conditioned(batch: int, n: int, d: int, kappa: float, generator: torch.Generator) -> Problem:
     """Keys with K'K of smallest eigenvalue 1 and largest kappa, the others log-uniform between; w ~ N(0, I), float64.

@@ -10,6 +10,8 @@ from intention.lab.experiments.base import Claim
 from intention.lab.experiments.compare import UNTESTED, at_most, named, together, verdict
 from intention.lab.experiments.sequences import WHERE, about
 
+__all__ = ["accuracies", "claims", "finding", "lengths", "name"]
+
 FOUND = 0.9  # of the answers, also what counts as learnt
 SLACK = 0.02
 NAMES = {

@@ -14,6 +14,8 @@ from intention.lab.experiments.needle.model import MODELS
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+__all__ = ["plot"]
+
 LIKE = {"intention_kept": "intention", "gated_delta": "delta", "window": "attention"}  # drawn in its colour
 DASHED = ("intention_kept", "delta")  # without forgetting
 

@@ -11,6 +11,8 @@ from torch import Tensor
 from intention.nn import GatedIntention, InformerLM
 from intention.nn.gated_mixers import Gated, Memory
 
+__all__ = ["MODELS", "Windowed", "build", "read", "size"]
+
 IN_SHELL: dict[str, dict[str, Any]] = {
     "intention": {"mixer": "intention"},
     "intention_kept": {"mixer": "intention", "gamma": False},

@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+__all__ = ["Needle", "needle"]
+
 
 class Needle(NamedTuple):
     """Pairs of a key and a value, filler, then the keys alone in another order. Asked is the value of each of these."""

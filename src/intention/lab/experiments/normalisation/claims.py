@@ -11,6 +11,8 @@ from intention.lab.experiments.base import HOLDS, NOT, OPEN, OUR_LINE, Claim
 from intention.lab.experiments.compare import UNTESTED, together
 from intention.lab.experiments.normalisation.model import FAR, PRINTED, exact
 
+__all__ = ["claims", "curves", "finding", "value_of"]
+
 Curves = dict[int, dict[int, Row]]  # by N, then by d
 
 

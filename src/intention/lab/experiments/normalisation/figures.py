@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+__all__ = ["plot"]
 
 NAMES = {
     "inverse": "as printed: an ordinary inverse in float32 (median)",

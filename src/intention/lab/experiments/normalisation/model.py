@@ -9,6 +9,8 @@ from torch import Tensor
 
 from intention.nn.scaling import variance_scale
 
+__all__ = ["FAR", "MODELS", "PRINTED", "exact", "of_inverse", "variances"]
+
 MODELS = ("unscaled", "scaled", "regularised", "variance")
 PRINTED = "inverse"  # the unscaled map with an ordinary inverse in float32
 FAR = 8  # |d - N| from which the mean over draws is compared with the exact value

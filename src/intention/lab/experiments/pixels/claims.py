@@ -25,6 +25,8 @@ from intention.lab.experiments.compare import (
     verdict,
 )
 
+__all__ = ["BASELINES", "LINEAR", "MEAN", "NEAREST", "SMALL", "TRAINED", "claims", "finding", "points", "sets"]
+
 BASELINES = ("attention", "neural_process", "maml")
 TRAINED = ("intention", "sigma_intention", "linear_attention", *BASELINES)
 SMALL = "Intention, α = 1e-3"  # untrained, under its own label

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.typing import LineStyleType
 
+__all__ = ["observed", "plot", "table", "unpack"]
 
 REFERENCES = {MEAN: (0, (1, 3)), NEAREST: ":", LINEAR: (0, (4, 1, 1, 1))}
 METRICS = {"mse": "-", "mse before training": "--"}

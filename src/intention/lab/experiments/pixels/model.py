@@ -12,6 +12,8 @@ from intention.lab.experiments.pixels.task import codes
 from intention.lab.models.maml import Maml
 from intention.lab.tasks import Episode
 
+__all__ = ["REFERENCES", "MamlOfMany", "OnPixels", "linear", "mean", "nearest"]
+
 
 class OnPixels(nn.Module):
     """A model of places, called with numbers of pixels.

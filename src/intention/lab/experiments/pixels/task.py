@@ -10,6 +10,8 @@ from torch import Tensor
 
 from intention.lab.tasks import Episode
 
+__all__ = ["codes", "grey", "held_out", "sample"]
+
 GREY = (0.299, 0.587, 0.114)  # of red, green and blue (ITU-R BT.601)
 
 

@@ -29,6 +29,8 @@ from intention.lab.experiments.compare import (
 )
 from intention.lab.experiments.policy.task import REWARDS
 
+__all__ = ["claims", "final", "finding", "of_reward"]
+
 BASELINES = ("attention", "neural_process", "mlp")
 CLEAR = 4.0  # times: clearly better
 RULE = f"its error is at most {LEARNT:g} of that of predicting the mean"

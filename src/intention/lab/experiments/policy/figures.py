@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+__all__ = ["plot"]
 
 LINES = {"zero": "--", "ridge_raw": ":"}  # the exact closed forms lie far off the axis
 ZOOM = 0.75  # half the side of the lower panels

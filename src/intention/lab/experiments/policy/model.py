@@ -11,6 +11,8 @@ from intention.lab.models.attention import WideAttention, WideSigma
 from intention.lab.models.few_points import FewPoints
 from intention.nn import LearnableAlpha, LinearAttention, SigmaIntention, mlp
 
+__all__ = ["MODELS", "ReadsAll", "ReadsMean", "ReadsOutputs", "ReadsWeights", "build"]
+
 
 def stacked(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """[K, V, Q] (B, N, 9): here the same O thrice, so its rank is 3 and the fit needs alpha > 0."""

@@ -9,6 +9,8 @@ from intention.lab.experiments.policy.task import Reward, squared_distance_of
 from intention.lab.models.references import RIDGE_ALPHA, ridge
 from intention.lab.tasks import Episode
 
+__all__ = ["intention_exact", "ridge_raw", "trilateration"]
+
 
 def trilateration(episode: Episode, reward: Reward = "squared", width: float = 1.0) -> Tensor:
     """d_i - d_0 = |x_i|^2 - |x_0|^2 - 2 (x_i - x_0)'t: one equation from the others, then least squares by QR."""

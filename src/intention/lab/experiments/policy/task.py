@@ -9,6 +9,8 @@ from torch import Tensor
 
 from intention.lab.tasks import Episode
 
+__all__ = ["REWARDS", "SPREAD", "Reward", "sample", "squared_distance_of"]
+
 Reward = Literal["squared", "gaussian"]
 REWARDS: tuple[Reward, ...] = ("squared", "gaussian")
 SPREAD = 0.5  # x, y ~ N(0, 1/4): a variance

@@ -10,6 +10,8 @@ from intention.lab.experiments.base import Claim, label
 from intention.lab.experiments.compare import UNTESTED, together, verdict
 from intention.lab.experiments.sequences import FIXED, GATED, WHERE, about
 
+__all__ = ["MIXED", "OURS", "accuracies", "cells", "claims", "finding", "mixed"]
+
 SLACK = 0.01  # of the answers
 MIXED = "accuracy with mixed lengths"
 OURS = "intention_gated"

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import numpy as np
     from matplotlib.figure import Figure
 
+__all__ = ["plot"]
+
 SHOWN = (*MIXERS, *GATED)
 
 

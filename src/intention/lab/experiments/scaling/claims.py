@@ -9,6 +9,8 @@ from intention.lab.experiments.base import HOLDS, NOT, OPEN, Claim, label
 from intention.lab.experiments.compare import PUT_TO_THE_TEST, UNTESTED, Learnt, applicable, tested, together, untrained
 from intention.lab.experiments.scaling.sizes import SEEDS, Growth, Need, Needed, growth, in_words, needed
 
+__all__ = ["BASELINES", "claims", "finding"]
+
 BASELINES = ("mlp", "neural_process", "attention")
 RULE = "it reaches the threshold at some size in the smallest dimension"
 

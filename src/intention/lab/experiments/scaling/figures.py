@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+__all__ = ["REFERENCE", "plot"]
 
 REFERENCE = "least_squares"  # no training: Intention on the raw pairs
 

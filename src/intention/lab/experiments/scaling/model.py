@@ -15,6 +15,18 @@ from intention.lab.models.attention import WideAttention, WideSigma
 from intention.nn import LearnableAlpha, mlp
 from intention.nn.scaling import variance_scale
 
+__all__ = [
+    "MODELS",
+    "Exact",
+    "FlatPairs",
+    "FromWeights",
+    "Layers",
+    "PooledAttention",
+    "PooledPairs",
+    "PooledSigmaIntention",
+    "build",
+]
+
 MODELS = ("intention", "sigma_intention", "linear_attention", "attention", "neural_process", "mlp")
 FLAT = ("intention", "linear_attention")  # read a flattened w: (s^2) -> s, so s^3 parameters
 

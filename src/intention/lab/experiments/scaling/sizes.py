@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 from intention.lab.core.results import Estimate, Row, estimate_log, select
 
+__all__ = ["SEEDS", "Growth", "Need", "Needed", "growth", "in_words", "needed"]
+
 SEEDS = 3  # sizes are powers of two: fewer seeds that agree are no evidence
 
 

@@ -6,6 +6,8 @@ import torch
 
 from intention.lab.tasks import Episode
 
+__all__ = ["regression"]
+
 
 def regression(batch: int, n: int, d: int, generator: torch.Generator) -> Episode:
     """The scaling task: y = x W with W ~ N(0, I) and x ~ N(0, I). Asked is W itself.

@@ -24,6 +24,8 @@ from intention.lab.experiments.compare import (
     verdict,
 )
 
+__all__ = ["LINE", "SMALL", "TRAINED", "claims", "finding", "points"]
+
 BASELINES = ("attention", "neural_process", "maml")
 TRAINED = ("intention", "sigma_intention", "linear_attention", *BASELINES)
 SMALL = "Intention, α = 1e-4"  # untrained, under its own label

@@ -14,6 +14,8 @@ from intention.lab.experiments.sine.claims import LINE, SMALL, TRAINED, points
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+__all__ = ["plot"]
+
 
 def plot(rows: Sequence[Row]) -> list[Plot]:
     plots = []

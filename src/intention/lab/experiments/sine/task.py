@@ -8,6 +8,8 @@ import torch
 
 from intention.lab.tasks import Episode
 
+__all__ = ["AMPLITUDE", "PHASE", "X", "sample"]
+
 X = (-6.0, 6.0)  # x in [-6, 6)
 AMPLITUDE = (0.1, 5.0)
 PHASE = (0.0, math.pi)

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from intention.lab.core.results import Row, select
 from intention.lab.experiments.base import HOLDS, NOT, OPEN, OUR_LINE, UNTESTED, Claim
 
+__all__ = ["HIGH", "LOW", "NAMES", "claims", "find", "finding"]
+
 LOW, HIGH = 1.0, 4.0  # the paper's range
 MOST = 0.9  # of the repetitions
 NAMES = {

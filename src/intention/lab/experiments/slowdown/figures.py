@@ -15,6 +15,7 @@ from intention.lab.experiments.slowdown.model import JAX, PAIRS
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+__all__ = ["plot"]
 
 SIZES = (16, 32, 64, 128, 256, 512)  # ticks
 Pair = tuple[str, str]  # what is divided by what

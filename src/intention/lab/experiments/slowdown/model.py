@@ -10,6 +10,8 @@ from torch import Tensor
 from intention import functional as F
 from intention.lab.models import output
 
+__all__ = ["CODES", "JAX", "PAIRS", "attention", "cholesky", "fused", "inverse", "ours"]
+
 Code = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 

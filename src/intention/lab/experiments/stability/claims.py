@@ -11,6 +11,8 @@ from intention.lab.experiments.base import HOLDS, NOT, Claim
 from intention.lab.experiments.compare import UNTESTED, together
 from intention.lab.experiments.sequences import WHERE, about
 
+__all__ = ["claims", "ended", "errors", "finding"]
+
 FINITE = "steps that were finite"
 GROWTH = 10.0  # times the gradient of the largest ridge
 WORST, MEDIAN = 1e-5, 1e-6

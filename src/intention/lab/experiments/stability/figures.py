@@ -16,6 +16,8 @@ from intention.lab.experiments.stability.claims import ended, errors
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+__all__ = ["plot"]
+
 WAYS = {"intention": "Intention", "solve": "a float32 solve per token", "conjugate_gradients": "conjugate gradients"}
 TRAINED = ("intention", "conjugate_gradients")
 

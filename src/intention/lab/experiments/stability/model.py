@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from intention.nn import GatedIntention, InformerLM
 from intention.nn.gated_mixers import Gated, Memory
 
+__all__ = ["CHUNK", "Iterated", "Solve", "Sums", "Watched", "build"]
+
 CHUNK = 64  # tokens
 SAFE = 1e-5  # added to what is divided by, as published layers do
 

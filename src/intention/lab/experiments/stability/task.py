@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+__all__ = ["Fits", "Repeated", "conjugate_gradients", "fits", "repeated", "token_by_token"]
+
 DRAWN = torch.float64
 
 

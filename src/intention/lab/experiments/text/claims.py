@@ -24,6 +24,8 @@ from intention.lab.experiments.compare import (
 )
 from intention.lab.experiments.sequences import GATED, WHERE, about, texts
 
+__all__ = ["COUNTED", "METRIC", "claims", "exactly", "finding", "of"]
+
 METRIC = "bits per character"
 COUNTED = "counted_pairs"
 OURS, PLAIN = "intention_gated", "intention"

@@ -18,6 +18,8 @@ from intention.lab.experiments.text.parts import ABLATION, AS_IT_IS, PARTS
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+__all__ = ["parts_table", "plot"]
+
 SHOWN = (*MIXERS, *GATED)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+__all__ = ["ABLATED", "ABLATION", "AS_IT_IS", "PARTS"]
+
 ABLATED = "intention_gated"
 ABLATION = "bits with a part changed"
 AS_IT_IS = "as it is"

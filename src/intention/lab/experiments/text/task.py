@@ -16,6 +16,8 @@ from torch import Tensor
 
 from intention.lab.core.files import LabError
 
+__all__ = ["Text", "Windows", "bits_of_pairs", "documentation", "load", "sample", "spread"]
+
 HELD_OUT = 0.1  # the last tenth
 
 

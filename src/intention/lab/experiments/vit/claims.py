@@ -9,6 +9,8 @@ from intention.lab.core.results import Row, estimate, select
 from intention.lab.experiments.base import OUR_LINE, Claim
 from intention.lab.experiments.compare import UNTESTED, at_most, named, share, verdict
 
+__all__ = ["accuracies", "claims", "finding", "guessing", "slowdowns"]
+
 LEARNT = 3.0  # times the accuracy of guessing, for a baseline to count
 SLOWER = 4.0  # what the paper allows
 

@@ -15,6 +15,8 @@ from intention.lab.experiments.vit.model import MODELS
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+__all__ = ["plot"]
+
 
 def plot(rows: Sequence[Row]) -> list[Plot]:
     if not select(rows, metric="accuracy"):

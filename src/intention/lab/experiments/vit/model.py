@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from intention.fewshot.encoders import normalise
 from intention.nn import Informer, SigmaInformer, Transformer
 
+__all__ = ["MODELS", "ViT", "step_times"]
+
 MIXERS = {"attention": Transformer, "sigma_intention": SigmaInformer, "intention": Informer}
 MODELS = tuple(MIXERS)
 

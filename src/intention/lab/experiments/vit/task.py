@@ -9,6 +9,8 @@ from torch import Tensor
 
 from intention.lab.data import Labelled
 
+__all__ = ["Images", "Pools", "sample", "split"]
+
 SHARES = (0.8, 0.1)  # of each class: to learn from, to choose learning rates by; the rest is asked about
 
 
