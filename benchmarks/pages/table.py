@@ -291,7 +291,7 @@ def compiled(result: dict[str, Any]) -> str:
     return markdown(["call", "pass", "eager ms", "compiled / eager", "operator that does nothing, compiled, ms"], body)
 
 
-OWN_TIME = "one thread, whose own time counts: other programs ran meanwhile"
+OWN_TIME = "one thread, whose own time counts"
 
 
 def machine(result: dict[str, Any]) -> str:

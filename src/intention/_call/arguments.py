@@ -230,7 +230,9 @@ def flatten(inputs: Problem, fold: bool = True) -> tuple[Problem, Restore]:
     copies = math.prod([whole[i] for i in own])
 
     def flat(x: Tensor, *own: int) -> Tensor:
-        return (x if x.shape == (*context, *own) else x.expand(*context, *own)).reshape(batch, *own)
+        # the lengths first: in a program with symbolic sizes every number that is compared becomes a guard
+        same = x.dim() == len(context) + len(own) and x.shape == (*context, *own)
+        return (x if same else x.expand(*context, *own)).reshape(batch, *own)
 
     base = Problem(
         query.reshape(batch, copies * m, query.shape[-1]),

@@ -62,7 +62,8 @@ def no_autocast(function: Callable[P, R]) -> Callable[P, R]:
         if not _any_autocast():
             return function(*args, **kwargs)
         first: Any = args[0] if args else kwargs.get("query")
-        first = first[0] if isinstance(first, (list, tuple)) else first  # gradients
+        if isinstance(first, (list, tuple)):  # gradients, of which some may be None
+            first = next((x for x in first if x is not None), None)
         with torch.autocast(first.device.type if isinstance(first, Tensor) else "cpu", enabled=False):
             return function(*args, **kwargs)
 

@@ -102,8 +102,7 @@ STANDARD = replace(
     maml_first=MamlNet(0.03, inner_steps=3, inner_rate=0.05),
     maml=MamlNet(0.03, inner_steps=3, inner_rate=0.05),
     intention_longer=Longer(8192, 0.1, times=4),
-    # where these are asked for: on the encoder that comes with the package, which one core does in minutes
-    **{model: replace(getattr(PAPER, model), start="conv4", frozen=True, steps=600) for model in ON_ONE_ENCODER},
+    **{model: replace(getattr(PAPER, model), steps=1000) for model in ON_ONE_ENCODER},
 )
 QUICK = replace(
     STANDARD,
