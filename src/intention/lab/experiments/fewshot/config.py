@@ -8,7 +8,7 @@ from typing import Literal
 
 from intention.lab.core.results import Json
 from intention.lab.core.train import Plan
-from intention.lab.experiments.base import chooses, require
+from intention.lab.experiments.base import added, chooses, require
 
 __all__ = [
     "ACCURACY",
@@ -128,10 +128,12 @@ class Tuned(Classifier):
     tasks: int = 16  # of a step, from the images of its episodes; 0: the episodes themselves
     shift: int = 3  # images are mirrored and shifted by up to so many pixels; -1: neither
     frozen: bool = False  # the encoder stays as it is: images are encoded once, and e_H and the head learn
+    alpha: float = added(0.0)  # at the start; 0: that of all
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_start(self.start)
+        require(0 <= self.alpha < math.inf, f"alpha must be >= 0 (0: that of all) and finite, got {self.alpha}")
         for name, smallest in (("steps", 1), ("tasks", 0), ("shift", -1)):
             require(getattr(self, name) >= smallest, f"{name} must be at least {smallest}, got {getattr(self, name)}")
 
@@ -207,7 +209,7 @@ class Config:
     pretrained: Classifier = Classifier(0, 0.1)
     maml_first: MamlNet = MamlNet(0.1)
     maml: MamlNet = MamlNet(0.1)
-    intention_tuned: Tuned = Tuned(8192, 1e-3)
+    intention_tuned: Tuned = Tuned(8192, 1e-3, alpha=300.0)
     sigma_intention_tuned: Tuned = Tuned(512, 1e-3, (512, 512, 512), heads=5)
     attention_tuned: Tuned = Tuned(512, 1e-3, (512, 512, 512), heads=5)
     neural_process_tuned: Tuned = Tuned(2048, 1e-3, (1024,))

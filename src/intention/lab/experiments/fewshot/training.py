@@ -110,6 +110,7 @@ def some_of(pool: Pool) -> Pool:
 
 def build(config: Config, model: str, pool: Pool, latent: int | None = None, seed: int = 0) -> nn.Module:
     net: Any = getattr(config, model)
+    alpha: float = getattr(net, "alpha", 0.0) or config.alpha
     model = model.removesuffix("_tuned")
     running = not model.startswith("maml")
     if hasattr(net, "start") and pool.x.dim() > 2:
@@ -123,15 +124,15 @@ def build(config: Config, model: str, pool: Pool, latent: int | None = None, see
     if model == "protonet" and encoder is None:
         latent = latent or FEATURES
     if model == "pretrained":
-        return fewshot.Pretrained(encoder, d, latent, len(pool.sizes), config.alpha)
+        return fewshot.Pretrained(encoder, d, latent, len(pool.sizes), alpha)
     found: Mapping[str, Callable[[], nn.Module]] = {
-        "intention": partial(heads.LsSvm, LearnableAlpha(config.alpha)),
-        "intention_longer": partial(heads.LsSvm, LearnableAlpha(config.alpha)),
-        "intention_ce": partial(heads.LsSvm, LearnableAlpha(config.alpha), fewshot.SHARPNESS),
-        "intention_kernel": partial(_kernel_head, config.alpha, latent or d),
-        "intention_lda": partial(heads.LDA, LearnableAlpha(config.alpha)),
-        "intention_qda": partial(heads.QDA, LearnableAlpha(config.alpha)),
-        "sigma_intention": partial(_sigma_head, config, net, latent or d),
+        "intention": partial(heads.LsSvm, LearnableAlpha(alpha)),
+        "intention_longer": partial(heads.LsSvm, LearnableAlpha(alpha)),
+        "intention_ce": partial(heads.LsSvm, LearnableAlpha(alpha), fewshot.SHARPNESS),
+        "intention_kernel": partial(_kernel_head, alpha, latent or d),
+        "intention_lda": partial(heads.LDA, LearnableAlpha(alpha)),
+        "intention_qda": partial(heads.QDA, LearnableAlpha(alpha)),
+        "sigma_intention": partial(_sigma_head, alpha, config.way, net, latent or d),
         "attention": partial(fewshot.attention, latent or d, config.way, net.decode, net.heads),
         "neural_process": partial(heads.Process, latent or d, config.way, net.decode),
         "protonet": heads.Prototypes,
@@ -177,11 +178,11 @@ def encoded(pools: Mapping[str, Pool], encoder: encoders.Encoder) -> dict[str, P
     }
 
 
-def _sigma_head(config: Config, net: Any, latent: int) -> nn.Module:
+def _sigma_head(alpha: float, way: int, net: Any, latent: int) -> nn.Module:
     """With one head softmax(Q Sigma^-1 K') of labels, as printed; with more, all that attention has."""
     if net.heads == 1:
-        return heads.SigmaIntention(LearnableAlpha(config.alpha), fewshot.SHARPNESS)
-    return fewshot.attention(latent, config.way, net.decode, net.heads, LearnableAlpha(config.alpha))
+        return heads.SigmaIntention(LearnableAlpha(alpha), fewshot.SHARPNESS)
+    return fewshot.attention(latent, way, net.decode, net.heads, LearnableAlpha(alpha))
 
 
 def _kernel_head(alpha: float, d: int) -> nn.Module:
