@@ -37,6 +37,7 @@ FORGETTING = ((1, 16, 1024, 64), (1, 16, 4096, 64), (1, 16, 1024, 32), (1, 32, 2
 IN_TORCH = (1, 16, 1024, 64)
 THREADS = (1, 2)
 DECAYS = (0.999, 0.99, 0.9, 0.05)
+FADING = 1 - 2**-10  # decay of the streaming check; in float32 it is the same number
 KEYS = {"unit": 0.1, "normal": 1.0}  # kind -> alpha
 LAYER = (256, 4)  # width and heads
 LAYERS = ((8, 512), (2, 2048))  # batch, N
@@ -231,19 +232,28 @@ def language_model(seconds: float, length: int = 256) -> dict[str, Any]:
         }
 
 
-def memory(steps: int) -> list[dict[str, int]]:
-    """What 8 heads hold while tokens come one at a time: bytes of the state, and the peak of the process."""
+def memory(steps: int) -> list[dict[str, float]]:
+    """What 8 heads hold while tokens come one at a time and fade: bytes of the state, the peak of the process, and the
+    error of the latest answer against sums and a solve in float64.
+    """
     state = CausalState.empty(D, D, (8,))
+    fades = torch.full((8,), FADING)
+    gram = cross = torch.zeros(8, D, D, dtype=torch.float64)
     found = []
     generator = torch.Generator().manual_seed(0)
-    marks = {1000, steps // 10, steps}
+    marks = {steps // 1000, steps // 100, steps // 10, steps}
     with torch.no_grad():
         for t in range(1, steps + 1):
-            _, state = state.step(*torch.randn(3, 8, D, generator=generator))
+            query, key, value = torch.randn(3, 8, D, generator=generator)
+            out, state = state.step(query, key, value, decay=fades)
+            query, key, value = (x.double().unsqueeze(1) for x in (query, key, value))
+            gram, cross = FADING * gram + key.mT @ key, FADING * cross + key.mT @ value
             if t in marks:
                 held = state.gram.nbytes + state.cross.nbytes
                 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-                found.append({"tokens": t, "state_bytes": held, "peak_bytes": peak})
+                right = (query @ torch.linalg.solve(gram + torch.eye(D, dtype=torch.float64), cross)).squeeze(1)
+                error = float((out - right).norm() / right.norm())
+                found.append({"tokens": t, "state_bytes": held, "peak_bytes": peak, "error": error})
     return found
 
 
@@ -262,7 +272,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=3.0, help="for each length and pass")
     parser.add_argument("--lengths", type=int, nargs="*", default=LENGTHS)
-    parser.add_argument("--steps", type=int, default=100_000, help="tokens of the streaming check")
+    parser.add_argument("--steps", type=int, default=1_000_000, help="tokens of the streaming check")
     parser.add_argument("--parts", nargs="*", default=PARTS, choices=PARTS, help="what is measured; the rest stays")
     parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "causal.json")
     args = parser.parse_args()

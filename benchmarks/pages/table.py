@@ -197,10 +197,15 @@ def causal_accuracy(result: dict[str, Any]) -> str:
 
 def causal_memory(result: dict[str, Any]) -> str:
     body = [
-        [f"{row['tokens']:,}", f"{row['state_bytes'] / 2**10:.0f} KiB", f"{row['peak_bytes'] / 2**20:.1f} MiB"]
+        [
+            f"{row['tokens']:,}",
+            f"{row['state_bytes'] / 2**10:.0f} KiB",
+            f"{row['peak_bytes'] / 2**20:.1f} MiB",
+            f"{row['error']:.0e}",
+        ]
         for row in result["memory"]
     ]
-    return markdown(["tokens", "state of 8 heads", "peak of the process"], body)
+    return markdown(["tokens", "state of 8 heads", "peak of the process", "error of the last answer"], body)
 
 
 def causal_forgetting(result: dict[str, Any]) -> str:

@@ -65,6 +65,12 @@ def test_who_is_best_where():
     assert tables.winners([]) == []
 
 
+def test_the_size_of_a_model_is_no_case_of_its_own():
+    rows = [dataclasses.replace(row("mlp", 1.0), data={"parameters": 7, "dims": 2})]
+    rows += [dataclasses.replace(row("intention", 0.5), data={"parameters": 5, "state": 3, "dims": 2})]
+    assert tables.winners(rows) == ["Generalised Kabsch: Intention (best, mse)"]
+
+
 def test_a_part_of_the_runs_costs_a_part_of_the_time(tmp_path):
     sine = experiments.find("sine")
     usual = sine.PRESETS["quick"]

@@ -16,6 +16,7 @@ LARGER = ("accuracy", "correlation")  # metrics whose names begin so: the larger
 NEITHER = ("slope", "share")  # words of metrics that are neither
 SHOWN = 3  # metrics
 PLACES = 5  # along an axis
+OF_A_MODEL = ("parameters", "state", "chosen step", "sample")  # written beside a number, and not varied
 
 
 def larger_is_better(metric: str) -> bool:
@@ -117,6 +118,7 @@ def _cases(rows: Iterable[Row]) -> dict[str, dict[str, list[float | None]]]:
         models = row.config.get("models")
         trained = row.model in models if isinstance(models, list | tuple) else row.model not in CLOSED_FORMS
         if trained:
-            varied = {k: v for k, v in (row.data or {}).items() if isinstance(v, str | int | bool)}
+            beside = {k: v for k, v in (row.data or {}).items() if k not in OF_A_MODEL}
+            varied = {k: v for k, v in beside.items() if isinstance(v, str | int | bool)}
             found.setdefault(f"{row.x} {sorted(varied.items())}", {}).setdefault(row.model, []).append(row.value)
     return found
