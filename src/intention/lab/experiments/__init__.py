@@ -30,8 +30,9 @@ NAMES = (
     "stability",
     "needle",
     "vit",
+    "tables",
 )
-OURS = ("in_context", "recall", "text", "stability", "needle", "vit")  # the paper does not have them
+OURS = ("in_context", "recall", "text", "stability", "needle", "vit", "tables")  # the paper does not have them
 
 
 def find(name: str) -> Experiment:

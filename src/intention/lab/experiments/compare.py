@@ -47,6 +47,8 @@ CLOSED_FORMS = {
     "affine": "affine least squares",
     "umeyama": "Umeyama",
     "ridge": "exact ridge",
+    "ridge_loo": "ridge, α by leave-one-out",
+    "nearest_rows": "nearest rows",
     "kalman": "Kalman's filter",
     "counted_pairs": "counted pairs of characters",
 }
