@@ -31,8 +31,18 @@ NAMES = (
     "needle",
     "vit",
     "tables",
+    "fewshot_features",
 )
-OURS = ("in_context", "recall", "text", "stability", "needle", "vit", "tables")  # the paper does not have them
+OURS = (
+    "in_context",
+    "recall",
+    "text",
+    "stability",
+    "needle",
+    "vit",
+    "tables",
+    "fewshot_features",
+)  # the paper does not have them
 
 
 def find(name: str) -> Experiment:

@@ -127,7 +127,7 @@ class Tuned(Classifier):
     steps: int = 2000
     tasks: int = 16  # of a step, from the images of its episodes; 0: the episodes themselves
     shift: int = 3  # images are mirrored and shifted by up to so many pixels; -1: neither
-    frozen: bool = False  # the encoder stays as it is: images are encoded once, and e_H and the head learn
+    frozen: bool = False  # images are encoded once, features are centred and of one length; e_H and the head learn
     alpha: float = added(0.0)  # at the start; 0: that of all
 
     def __post_init__(self) -> None:

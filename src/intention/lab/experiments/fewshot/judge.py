@@ -96,11 +96,13 @@ def trained(rows: Sequence[Row], model: str = "intention") -> str:
     own = seeds_of(rows, model)
     config = (next(iter(own.values())) if own else rows[0]).config
     net = config.get(model) or {}
+    on_features = str(config.get("data", "")).endswith((".npz", "-features"))
     if "start" in net:
-        what = "e_H and head on the frozen encoder" if net.get("frozen") else "all of it, from the encoder"
-        return f"{net.get('steps')} steps × {net.get('tasks')} tasks, {what} {net['start']}"
+        frozen = "frozen features" if on_features else f"the frozen encoder {net['start']}"
+        what = f"e_H and head on {frozen}" if net.get("frozen") else f"all of it, from the encoder {net['start']}"
+        return f"{net.get('steps')} steps × {net.get('tasks')} tasks, {what}"
     done = f"{config.get('steps')} steps × {config.get('batch')} episodes"
-    if str(config.get("data", "")).endswith((".npz", "-features")):
+    if on_features:
         return f"{done}, on frozen features"
     encoder = ENCODERS.get(config.get("encoder", ""), "unnamed encoder")
     return f"{done}, {encoder} of width {config.get('width')}"

@@ -53,7 +53,8 @@ def run(job: Job, place: Place, latent: int | None = None) -> Iterator[Measure]:
     pools = load(config)
     net = getattr(config, job.model)
     if getattr(net, "frozen", False):
-        pools = encoded(pools, shared_encoder(config, net.start, job.seed))
+        images = pools["train"].x.dim() > 2
+        pools = encoded(pools, shared_encoder(config, net.start, job.seed) if images else None)
     torch.manual_seed(job.seed)
     model = build(config, job.model, pools["train"], latent, job.seed)
     yield judge(model, pools["test"], config, job.seed, BEFORE)
@@ -164,18 +165,24 @@ def shared_encoder(config: Config, start: str, seed: int, running: bool = True) 
 
 
 @torch.no_grad()
-def encoded(pools: Mapping[str, Pool], encoder: encoders.Encoder) -> dict[str, Pool]:
-    """The same pools of features: centred on the images of training, each of length sqrt(d)."""
-    encoder.eval()
-    found = {
-        name: torch.cat([encoder(encoders.normalise(x)) for x in pool.x.split(500)]) for name, pool in pools.items()
-    }
+def encoded(pools: Mapping[str, Pool], encoder: encoders.Encoder | None) -> dict[str, Pool]:
+    """The same pools of features: centred on those of training, each of length sqrt(d). None: they are features."""
+    found = {name: pool.x for name, pool in pools.items()}
+    if encoder is not None:
+        encoder.eval()
+        found = {
+            name: torch.cat([encoder(encoders.normalise(x)) for x in all.split(500)]) for name, all in found.items()
+        }
     mean = found["train"].mean(0)
     size = found["train"].shape[1] ** 0.5
     return {
         name: Pool(size * nn.functional.normalize(x - mean, dim=-1), pools[name].y, pools[name].name)
         for name, x in found.items()
     }
+
+
+def _features(encoder: encoders.Encoder, images: Tensor) -> Tensor:
+    return torch.cat([encoder(encoders.normalise(x)) for x in images.split(500)])
 
 
 def _sigma_head(alpha: float, way: int, net: Any, latent: int) -> nn.Module:

@@ -67,7 +67,7 @@ class Config:
     """Small ridges in bfloat16."""
 
     models: tuple[str, ...] = chooses(MODELS)
-    seeds: int = chooses(2)
+    seeds: int = chooses(3)
     alphas: tuple[float, ...] = chooses((1.0, 1e-1, 1e-2, 1e-3, 1e-4))
     decays: tuple[float, ...] = chooses((0.99, 0.9, 0.5, 0.05))  # of the table of errors
     steps: int = 1000
