@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 from numbers import Real
+from typing import Any
 
 import torch
 from torch import Tensor
 
 SOLVERS = ("auto", "primal", "dual", "qr", "pinv", "float64")
-COVARIANCES = ("ridge", "convex", "within")
 LABELS = "use value.float(), or for class labels torch.nn.functional.one_hot(value).to(key.dtype)"
 
 
@@ -66,8 +66,8 @@ def _as_floating(name: str, x: Tensor) -> str:
 
 
 def fitted_points(
-    key: object,
-    value: object,
+    key: Any,
+    value: Any,
     point_weight: Tensor | None = None,
     like: tuple[Tensor, Tensor] | None = None,
     lead: tuple[int, ...] = (),
@@ -78,8 +78,6 @@ def fitted_points(
     """
     for name, x in (("key", key), ("value", value)):
         floating_tensor(name, x)
-    assert isinstance(key, Tensor)
-    assert isinstance(value, Tensor)
     points(key, key, value)
     if like is not None and (key.shape[-1] != like[0].shape[-1] or value.shape[-1] != like[1].shape[-1]):
         raise ValueError(
@@ -133,7 +131,7 @@ def choice(name: str, got: object, allowed: tuple[str, ...]) -> None:
 
 def covariance(got: object) -> None:
     if not callable(got):
-        choice("covariance", got, COVARIANCES)
+        choice("covariance", got, ("ridge", "convex", "within"))
 
 
 def covariance_matrix(sigma: object, key: Tensor, look: bool) -> None:
@@ -178,10 +176,9 @@ def one_hot(value: Tensor, keep: Tensor | None = None) -> None:
         )
 
 
-def query(query: object, like: Tensor, mapped: bool) -> None:
+def query(query: Any, like: Tensor, mapped: bool) -> None:
     """Queries (..., M, d) for points like (..., d); `mapped`: only features of the points are known, not their d."""
     floating_tensor("query", query)
-    assert isinstance(query, Tensor)
     if query.dim() < 2 or (query.shape[-1] != like.shape[-1] and not mapped):
         raise ValueError(
             f"query must have shape (..., M, d) with d = {like.shape[-1]} features, got {tuple(query.shape)}"
@@ -315,11 +312,9 @@ def mask(mask: object, device: torch.device, m: int, n: int, lead: tuple[int, ..
 
 def require_values(weight: Tensor | None, alpha: Tensor, gain: Tensor | None) -> None:
     """Name the bad value when a check on values failed; returns when none did."""
-    if gain is not None and not bool(((gain >= 0) & (alpha >= 0)).all()):
-        bad = alpha[~((gain >= 0) & (alpha >= 0))][0].item()
-        raise ValueError(alpha_message(bad, upper=1))
-    if not bool((alpha >= 0).all()):
-        raise ValueError(alpha_message(alpha[~(alpha >= 0)][0].item()))
+    ok = alpha >= 0 if gain is None else (gain >= 0) & (alpha >= 0)
+    if not bool(ok.all()):
+        raise ValueError(alpha_message(alpha[~ok][0].item(), math.inf if gain is None else 1))
     if weight is not None and not bool((weight >= 0).all()):
         bad = weight[~(weight >= 0)][0].item()
         raise ValueError(f"weight must be >= 0, got {bad}; a weight (or exp of a float mask) of 0 leaves a point out")
@@ -390,30 +385,23 @@ def cu_seqlens(x: Tensor, n: int) -> list[int]:
 
 
 def mesa(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    lamb: Tensor,
-    gram: Tensor | None,
-    cross: Tensor | None,
-    sequences: int | None,
+    q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Tensor], lamb: Tensor, packed: int | None, **start: Tensor | None
 ) -> None:
-    """Shapes of a call with heads behind the tokens, (B, T, H, features)."""
+    """Shapes of a call with heads behind the tokens; `packed`: how many sequences, `start`: H and G before them."""
     if q.dim() != 4 or q.shape != k.shape or v.dim() != 4 or v.shape[:3] != k.shape[:3]:
         raise ValueError(f"q and k must be (B, T, H, K) and v (B, T, H, V), got {shape(q)}, {shape(k)} and {shape(v)}")
     b, _, heads, d = q.shape
-    for name, x in (("g", g), ("beta", beta)):
+    for name, x in gates.items():
         if x.shape != q.shape[:3]:
             raise ValueError(f"{name} must be (B, T, H) = {tuple(q.shape[:3])}, got {shape(x)}")
     if lamb.shape != (heads, d):
         raise ValueError(f"lamb must be (H, K) = {(heads, d)}, got {shape(lamb)}; one per head goes in expanded")
-    if sequences is not None and b != 1:
+    if packed is not None and b != 1:
         raise ValueError(f"with cu_seqlens all sequences are in one row, B = 1, got B = {b}")
+    gram, cross = start.values()
     if (gram is None) != (cross is None):
         raise ValueError("h_kk_init and h_kv_init belong together, got only one of them")
-    lead = (b if sequences is None else sequences, heads)
-    for name, x, wanted in (("h_kk_init", gram, (*lead, d, d)), ("h_kv_init", cross, (*lead, d, v.shape[-1]))):
+    lead = (b if packed is None else packed, heads)
+    for (name, x), wanted in zip(start.items(), ((*lead, d, d), (*lead, d, v.shape[-1])), strict=True):
         if x is not None and x.shape != wanted:
             raise ValueError(f"{name} must be {wanted}, one state for each sequence and head, got {shape(x)}")

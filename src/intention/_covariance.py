@@ -46,11 +46,6 @@ def is_named(covariance: Covariance) -> bool:
     return isinstance(covariance, str)
 
 
-def on_keys(covariance: Covariance) -> bool:
-    """Whether Sigma is made of the same keys as K'V."""
-    return covariance in ON_KEYS
-
-
 def default_alpha(covariance: Covariance) -> float:
     return 0.5 if covariance == "convex" else 1.0
 

@@ -23,8 +23,6 @@ from intention.solve.operator import no_autocast
 
 __all__ = ["Features", "Fourier", "Nystroem", "fourier", "nystroem"]
 
-CHOICES = ("uniform", "kmeans++")
-
 
 class Features(ABC):
     """`features(x)` is (..., M, m) for x (..., M, d); made by `nystroem`, `fourier` or `restore_features`."""
@@ -102,7 +100,7 @@ def nystroem(
     flow to the keys chosen and to the kernel's gamma, once (see `inverse_root`). Half precision computes in float32.
     """
     checks.points(key, key, key)
-    checks.choice("choose", choose, CHOICES)
+    checks.choice("choose", choose, ("uniform", "kmeans++"))
     _check_count("landmarks", landmarks, at_most=key.shape[-2])
     if weight is not None:
         checks.weight(weight, key.device, key.shape[-2])

@@ -13,21 +13,11 @@ import torch
 from torch import Tensor
 
 from intention import _checks as checks
+from intention._call import arguments, own_sigma, softmax
 from intention._call import masks_and_weights as masks
-from intention._call import own_sigma, softmax
-from intention._call.arguments import (
-    Prepared,
-    check_call,
-    drop_rows,
-    flatten,
-    plain_problem,
-    prepare,
-    unflatten_report,
-    visible,
-    weigh_mask,
-)
+from intention._call.arguments import Prepared, flatten, plain_problem, prepare
 from intention._call.per_query import in_chunks, linear_causal, linear_per_query, per_query
-from intention._covariance import Covariance, alpha_of, on_keys
+from intention._covariance import ON_KEYS, Covariance, alpha_of
 from intention.solve.ladder import ROUTES, TOLERATED, Report, unpack, warn_inaccurate
 from intention.solve.operator import no_autocast
 from intention.solve.problem import Plan, Problem
@@ -113,18 +103,16 @@ def attention(
 
     query (..., M, d), key (..., N, d), value (..., N, k) -> (..., M, k); attn_mask broadcasts to (..., M, N).
     """
-    groups, _ = check_call(query, key, value, attn_mask, enable_gqa)
+    groups, _ = arguments.check_call(query, key, value, attn_mask, enable_gqa)
     checks.probability(dropout_p)
     mask = attn_mask
     if is_causal:
-        key, value, mask, _ = visible(query.shape[-2], key, value, mask, None)
+        key, value, mask, _ = arguments.visible(query.shape[-2], key, value, mask, None)
     seen = masks.count(mask, None, is_causal, key.shape[-2], query.dtype).seen()
     if seen is not None and groups > 1 and seen.dim() > 1 and seen.shape[-2] == query.shape[-3]:
         seen = seen.unflatten(-2, (-1, groups)).any(-2)  # a key head serves all query heads of its group
     if is_causal and mask is not None:
-        triangle = masks.triangle(query.shape[-2], key.shape[-2], query.device)
-        mask = mask & triangle if mask.dtype == torch.bool else torch.where(triangle, mask, -torch.inf)
-        is_causal = False
+        mask, is_causal = masks.both(mask, masks.triangle(query.shape[-2], key.shape[-2], query.device)), False
     key, value = masks.fill(key, seen), masks.fill(value, seen)
     return softmax.softmax_attention(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa)
 
@@ -234,7 +222,7 @@ def intention(
     scale = 1.0 if scale is None else float(scale)
     if weight is None and not (dropout_p or is_causal or enable_gqa or return_info):
         keep = None if attn_mask is None else masks.same_points(attn_mask, query)
-        if covariance in ("ridge", "convex") and solver == "auto" and (attn_mask is None or keep is not None):
+        if covariance in ON_KEYS and solver == "auto" and (attn_mask is None or keep is not None):
             number = alpha if isinstance(alpha, Tensor) else alpha_of(alpha, covariance)
             found = plain(query, key, value, keep, number, covariance == "convex", intercept, scale)
             if found is not None:
@@ -245,19 +233,19 @@ def intention(
             return out
     checks.probability(dropout_p)
     # a dropout that can do without weights
-    rows = dropout_p if dropout_p and not intercept and on_keys(covariance) else 0.0
+    rows = dropout_p if dropout_p and not intercept and covariance in ON_KEYS else 0.0
     call = prepare(
         query, key, value, attn_mask, dropout_p - rows, is_causal, enable_gqa, alpha, weight, covariance, solver
     )
     inputs, counted = call.inputs, call.counted
     if rows and not call.empty:
-        inputs = drop_rows(inputs, rows)
+        inputs = arguments.drop_rows(inputs, rows)
     queries_differ = is_causal or counted.per_query is not None
     estimated = call.own_sigma
     if estimated:
         own_sigma.check_estimated(covariance, solver, queries_differ, inputs.value, counted.seen())
     if counted.keep is not None and (intercept or queries_differ or estimated):
-        inputs = weigh_mask(inputs, counted.keep)
+        inputs = arguments.weigh_mask(inputs, counted.keep)
     if call.empty:
         out, report = call.zeros()
     elif estimated and not queries_differ:
@@ -281,7 +269,7 @@ def intention(
         problem, restore = flatten(inputs)
         plan = Plan(is_dual(solver, problem.key), intercept, scale)
         out, packed = ridge(problem, plan, solver)
-        out, report = restore(out), unflatten_report(packed, inputs)
+        out, report = restore(out), arguments.unflatten_report(packed, inputs)
     out = call.result(out)
     return (out, call.report(report).told()) if return_info else out
 
@@ -347,7 +335,8 @@ def _softmax_of(call: Prepared, intercept: bool, scale: float, dropout_p: float)
     inputs, is_causal, solver = call.inputs, call.is_causal, call.solver
     moved, keys, solved = _transformed(call, intercept, scale)
     moved, report, again = softmax.scored(moved, keys, solved, solver, inputs)
-    if again and is_causal and (n := _first_tokens(inputs)):
+    # n: tokens after which keys that point everywhere have been seen from all sides
+    if again and is_causal and 2 * (n := 32 * math.ceil(1.5 * inputs.key.shape[-1] / 32)) <= inputs.key.shape[-2]:
         # what no key has been seen of is q / alpha, whose rounding the scores of the first tokens feel
         later = Problem(inputs.query[..., n:, :], *inputs[1:])
         _, told, again = softmax.scored(moved[..., n:, :], keys, solved, solver, later)
@@ -371,12 +360,6 @@ def _softmax_of(call: Prepared, intercept: bool, scale: float, dropout_p: float)
     return softmax.counted_softmax(moved, keys, call.inputs.value, call.counted, dropout_p, is_causal), report
 
 
-def _first_tokens(inputs: Problem) -> int:
-    """Tokens after which keys that point everywhere have been seen from all sides; 0 where that is most of them."""
-    n = 32 * math.ceil(1.5 * inputs.key.shape[-1] / 32)
-    return n if 2 * n <= inputs.key.shape[-2] else 0
-
-
 def _transformed(call: Prepared, intercept: bool, scale: float, each: bool = False) -> tuple[Tensor, Tensor, Report]:
     """(queries, keys, report) whose products are the scores Q Sigma^-1 K' scale.
 
@@ -385,7 +368,7 @@ def _transformed(call: Prepared, intercept: bool, scale: float, each: bool = Fal
     """
     inputs, counted, _, _, _, is_causal, covariance, solver, estimated = call
     keys = inputs.key
-    weighed = inputs if counted.keep is None else weigh_mask(inputs, counted.keep)
+    weighed = inputs if counted.keep is None else arguments.weigh_mask(inputs, counted.keep)
     if intercept and not estimated:  # keys around one point give the same answers, and nothing large cancels in them
         keys = softmax.centred_key(weighed, counted.keep)
         inputs, weighed = (Problem(x.query, keys, *x[2:]) for x in (inputs, weighed))

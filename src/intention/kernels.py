@@ -109,7 +109,7 @@ class BoundKernel:
             name = getattr(made, "__name__", type(made).__name__)
             raise ValueError(
                 f"a kernel that is a {name} cannot be stored: its code is not part of the state; keep the kernel "
-                f"itself, or use one of {_names()}"
+                f"itself, or use one of {NAMES}"
             )
         return {} if self.gamma is None else {"gamma": self.gamma.detach()}
 
@@ -302,6 +302,7 @@ class Custom(Kernel):
 
 
 KINDS: dict[str, Callable[..., Kernel]] = {k.name: k for k in (Linear, Polynomial, Gaussian, Laplacian, ArcCosine)}
+NAMES = ", ".join(map(repr, KINDS))
 
 
 def as_kernel(kernel: str | Kernel | Function) -> Kernel:
@@ -314,14 +315,13 @@ def as_kernel(kernel: str | Kernel | Function) -> Kernel:
         return kernel
     if isinstance(kernel, str):
         if kernel not in KINDS:
-            raise ValueError(f"kernel must be one of {_names()}, a Kernel or a callable, got {kernel!r}")
+            raise ValueError(f"kernel must be one of {NAMES}, a Kernel or a callable, got {kernel!r}")
         return KINDS[kernel]()
     if isinstance(kernel, type) and issubclass(kernel, Kernel):
         raise TypeError(f"kernel must be a Kernel, got the class {kernel.__name__}; use {kernel.__name__}()")
     if not callable(kernel):
         raise TypeError(
-            f"kernel must be one of {_names()}, a Kernel or a callable (x, y) -> (..., M, N), "
-            f"got {type(kernel).__name__}"
+            f"kernel must be one of {NAMES}, a Kernel or a callable (x, y) -> (..., M, N), got {type(kernel).__name__}"
         )
     return Custom(kernel)
 
@@ -375,7 +375,3 @@ def _check_gamma(gamma: float | Tensor | None) -> None:
     if not bool(((gamma > 0) & (gamma < torch.inf)).all() if isinstance(gamma, Tensor) else 0 < gamma < math.inf):
         got = gamma.tolist() if isinstance(gamma, Tensor) else gamma
         raise ValueError(f"gamma must be > 0 and finite, got {got}; use gamma=None to find it from the context")
-
-
-def _names() -> str:
-    return ", ".join(map(repr, KINDS))

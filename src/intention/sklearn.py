@@ -93,8 +93,14 @@ class _Intention(BaseEstimator):
 
     def _space(self, at_most: int | None) -> dict[str, object]:
         """What `intention.fit` is to know of kernel and features."""
-        space: dict[str, object] = {"kernel": self.kernel if self.gamma is None else self._kernel_with_gamma()}
-        space |= {"features": self.features, "landmarks": self.landmarks}
+        space: dict[str, object] = {"kernel": self.kernel, "features": self.features, "landmarks": self.landmarks}
+        if self.gamma is not None:
+            if not isinstance(self.kernel, str) or self.kernel not in SCALED:
+                raise ValueError(
+                    f"gamma={self.gamma} is for a kernel named 'gaussian', 'laplacian' or 'polynomial', got "
+                    f"kernel={self.kernel!r}; use gamma=None, or give it to the kernel as in kernels.Gaussian(gamma)"
+                )
+            space["kernel"] = KINDS[self.kernel](gamma=self.gamma)
         if isinstance(self.landmarks, np.integer):  # as a grid search has them
             space["landmarks"] = int(self.landmarks)
         if isinstance(self.features, str):
@@ -103,14 +109,6 @@ class _Intention(BaseEstimator):
             if at_most is not None and self.features == "nystroem" and isinstance(space["landmarks"], int):
                 space["landmarks"] = min(space["landmarks"], at_most)
         return space
-
-    def _kernel_with_gamma(self) -> Kernel:
-        if not isinstance(self.kernel, str) or self.kernel not in SCALED:
-            raise ValueError(
-                f"gamma={self.gamma} is for a kernel named 'gaussian', 'laplacian' or 'polynomial', got "
-                f"kernel={self.kernel!r}; use gamma=None, or give it to the kernel as in kernels.Gaussian(gamma)"
-            )
-        return KINDS[self.kernel](gamma=self.gamma)
 
     def _points(self, X: ArrayLike) -> Tensor:
         check_is_fitted(self)

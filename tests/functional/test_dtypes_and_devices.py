@@ -16,7 +16,7 @@ from intention.solve.native import library
 from intention.solve.problem import Plan, Problem
 from intention.solve.ridge import by_route, ridge
 from intention.solve.ridge.gradients import Needs
-from intention.solve.transform import rows, transform
+from intention.solve.transform import transform
 
 CALLS = ["attention", "linear_attention", "intention", "sigma_intention"]
 SOLVED = ["intention", "sigma_intention"]
@@ -200,7 +200,7 @@ def test_named_backwards_stay_on_the_device(solver, shape, intercept):
             assert g.device.type == "cuda"
             assert g.shape == x.shape
         inner = "cholesky" if solver in ("primal", "dual") else solver
-        (moved, matrix, packed), plain = rows.transform_rows(*problem.points(), None, None, inner, False, False)
+        (moved, matrix, packed), plain = transform.transform_rows(*problem.points(), None, None, inner, False, False)
         factor = transform.Factored(matrix, packed, plain)
         pulled = transform._pulled(moved, problem, moved, factor, inner, False)
         for x, g in zip(problem.points()[:4], pulled[:4], strict=True):

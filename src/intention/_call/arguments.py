@@ -13,7 +13,7 @@ from torch import Tensor
 from intention import _checks as checks
 from intention._call import masks_and_weights as masks
 from intention._call.masks_and_weights import Counted
-from intention._covariance import Covariance, alpha_of, gain_of, on_keys
+from intention._covariance import ON_KEYS, Covariance, alpha_of, gain_of
 from intention.solve.ladder import Report, unpack
 from intention.solve.problem import Problem
 
@@ -42,7 +42,7 @@ def plain_problem(
     """The common call needs no broadcasting, casting or folding: flat views, in a quarter of the time of `prepare`."""
     checks.points(query, key, value)
     lead, dtype = query.shape[:-2], query.dtype
-    if not on_keys(covariance) or dtype not in (torch.float32, torch.float64):
+    if covariance not in ON_KEYS or dtype not in (torch.float32, torch.float64):
         return None
     if not (key.shape[:-2] == value.shape[:-2] == lead and key.dtype == value.dtype == dtype) or query.dim() < 3:
         return None
@@ -77,11 +77,10 @@ class Prepared(NamedTuple):
 
     def first(self, n: int) -> Prepared:
         """The same call of the first n queries and points."""
-        query, key, value, weight, alpha, gain = self.inputs
-        query, key, value = (x.narrow(-2, 0, n) for x in (query, key, value))
-        weight = None if weight is None else weight.narrow(-1, 0, n)
+        query, key, value = (x.narrow(-2, 0, n) for x in self.inputs[:3])
+        weight = None if self.inputs.weight is None else self.inputs.weight.narrow(-1, 0, n)
         counted = Counted(*(None if x is None else x.narrow(-1, 0, n) for x in self.counted))
-        return Prepared(Problem(query, key, value, weight, alpha, gain), counted, *self[2:])
+        return Prepared(Problem(query, key, value, weight, *self.inputs[4:]), counted, *self[2:])
 
     def zeros(self) -> tuple[Tensor, Report]:
         """The answer without points (0), without queries or without columns (nothing)."""
@@ -128,14 +127,18 @@ def prepare(
     heads, shared = (query.shape[-3], key.shape[-3]) if groups > 1 else (1, 1)
 
     def split(x: Tensor, trailing: int) -> Tensor:
-        return split_groups(x, trailing, heads, shared) if groups > 1 else x
+        """Grouped heads: (..., heads, *) -> (..., shared, group, *), and (..., shared or 1, *) -> (..., same, 1, *)."""
+        axis = x.dim() - trailing - 1
+        if groups == 1 or axis < 0:
+            return x
+        return x.unflatten(axis, (shared, groups)) if x.shape[axis] == heads else x.unsqueeze(axis + 1)
 
     if isinstance(alpha, Tensor):
         checks.alpha_tensor(alpha, query.device, lead)
         alpha = split(alpha.to(query.device, working), 0)
     query, key, value = query.to(working), key.to(working), value.to(working)
     query, key, value = split(query, 2), split(key, 2), split(value, 2)
-    own_sigma = not on_keys(covariance)
+    own_sigma = covariance not in ON_KEYS
     if not isinstance(alpha, Tensor):  # a number keeps its digits until it is used
         wide = working if query.device.type == "mps" else torch.float64
         alpha = torch.tensor(alpha_of(alpha, covariance), dtype=wide, device=query.device)
@@ -158,8 +161,7 @@ def drop_rows(inputs: Problem, p: float) -> Problem:
     For fits that are made of these two alone; a mean over points must know the weights.
     """
     kept = masks.drop_points(None, context_lead(inputs), inputs.key, p).sqrt().unsqueeze(-1)
-    query, key, value, weight, alpha, gain = inputs
-    return Problem(query, key * kept, value * kept, weight, alpha, gain)
+    return Problem(inputs.query, inputs.key * kept, inputs.value * kept, *inputs[3:])
 
 
 def visible(
@@ -177,23 +179,12 @@ def visible(
 def weigh_mask(inputs: Problem, keep: Tensor) -> Problem:
     """Masked points have zero rows, which is enough for Sigma; a mean must also not count them."""
     kept = keep.to(inputs.key.dtype)
-    query, key, value, weight, alpha, gain = inputs
-    return Problem(query, key, value, kept if weight is None else weight * kept, alpha, gain)
+    return Problem(*inputs[:3], kept if inputs.weight is None else inputs.weight * kept, *inputs[4:])
 
 
 def unflatten_report(packed: Tensor, inputs: Problem) -> Report:
     lead = context_lead(inputs)
     return Report(*(x.reshape(lead) for x in unpack(packed)))
-
-
-def split_groups(x: Tensor, trailing: int, heads: int, shared: int) -> Tensor:
-    """Grouped heads: (..., heads, *) -> (..., shared, group, *); (..., shared or 1, *) -> (..., shared or 1, 1, *)."""
-    axis = x.dim() - trailing - 1
-    if axis < 0:
-        return x
-    if x.shape[axis] == heads:
-        return x.unflatten(axis, (shared, heads // shared))
-    return x.unsqueeze(axis + 1)
 
 
 def context_lead(inputs: Problem) -> tuple[int, ...]:
@@ -234,14 +225,10 @@ def flatten(inputs: Problem, fold: bool = True) -> tuple[Problem, Restore]:
         same = x.dim() == len(context) + len(own) and x.shape == (*context, *own)
         return (x if same else x.expand(*context, *own)).reshape(batch, *own)
 
-    base = Problem(
-        query.reshape(batch, copies * m, query.shape[-1]),
-        flat(key, *key.shape[-2:]),
-        flat(value, *value.shape[-2:]),
-        None if weight is None else flat(weight, key.shape[-2]),
-        flat(alpha.to(key.dtype)),
-        None if gain is None else flat(gain.to(key.dtype)),
-    )
+    points = flat(key, *key.shape[-2:]), flat(value, *value.shape[-2:])
+    weight = None if weight is None else flat(weight, key.shape[-2])
+    alpha, gain = flat(alpha.to(key.dtype)), None if gain is None else flat(gain.to(key.dtype))
+    base = Problem(query.reshape(batch, copies * m, query.shape[-1]), *points, weight, alpha, gain)
 
     def restore(out: Tensor) -> Tensor:
         if not own:

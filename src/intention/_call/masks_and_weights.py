@@ -133,15 +133,21 @@ def score_mask(counted: Counted, is_causal: bool, m: int, n: int, device: torch.
     if mask is None and counted.keep is not None and counted.log is None:
         mask = counted.keep.unsqueeze(-2)
     if logs is not None:
-        logs = logs.unsqueeze(-2)
-        if mask is None:
-            mask = logs
-        else:
-            mask = torch.where(mask, logs, -torch.inf) if mask.dtype == torch.bool else mask.to(logs.dtype) + logs
+        mask = both(mask, logs.unsqueeze(-2))
     if mask is None or not is_causal:
         return mask, is_causal
-    seen = triangle(m, n, device)
-    return (mask & seen, False) if mask.dtype == torch.bool else (torch.where(seen, mask, -torch.inf), False)
+    return both(mask, triangle(m, n, device)), False
+
+
+def both(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    """Two masks as one: bool, or log-weights."""
+    if a is None or b is None:
+        return b if a is None else a
+    if a.dtype == b.dtype == torch.bool:
+        return a & b
+    if a.dtype == torch.bool:
+        return torch.where(a, b, -torch.inf)
+    return torch.where(b, a, -torch.inf) if b.dtype == torch.bool else a + b
 
 
 def _above_zero(mask: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from intention import _checks as checks
@@ -46,9 +47,8 @@ def check_estimated(
 def system_of(inputs: Problem, covariance: Covariance, intercept: bool, solver: str) -> ByFeatures | ByPoints:
     """The linear system of a call, with the leading dimensions of its context."""
     checks.float64(inputs.key.device)
-    _, key, value, weight, alpha, gain = inputs
-    key, value, weight = key.double(), value.double(), None if weight is None else weight.double()
-    rule = Rule(alpha.double(), None if gain is None else gain.double(), intercept, covariance)
+    _, key, value, weight, alpha, gain = inputs.take(None, torch.float64)
+    rule = Rule(alpha, gain, intercept, covariance)
     if is_named(covariance):
         if is_dual(solver, key) and dual_serves(key, value, weight, rule):
             return ByPoints(Inner(key, weight, intercept, None), value, weight, rule)
@@ -77,9 +77,7 @@ def predict(
 
 def _by_deviations(inputs: Problem, intercept: bool) -> Tensor:
     """The prediction of a within-class fit by the d x d Sigma of the deviations, whose slopes do not cancel."""
-    query, key, value = inputs.query.double(), inputs.key.double(), inputs.value.double()
-    weight, gain = (None if x is None else x.double() for x in (inputs.weight, inputs.gain))
-    alpha = inputs.alpha.double()
+    query, key, value, weight, alpha, gain = inputs.take(None, torch.float64)
     lead, (n, d) = context_lead(inputs), key.shape[-2:]
     around, mean = deviations(key, value, weight), 0.0
     if intercept:

@@ -11,7 +11,7 @@ from torch import Tensor
 from intention import _checks as checks
 from intention._call import masks_and_weights as masks
 from intention._call.arguments import context_lead, flatten
-from intention.solve.causal.each_query import CHUNK, Solve, each_query, starts, triangle
+from intention.solve.causal.each_query import CHUNK, Solve, each_query, starts
 from intention.solve.causal.sequence import causal
 from intention.solve.ladder import Report
 from intention.solve.problem import Problem, Tokens
@@ -32,9 +32,9 @@ def per_query(inputs: Problem, mask: Tensor | None, solve: Solve) -> tuple[Tenso
         lead = restore(base.query).shape[:-2]
         mask = mask.expand(*lead, m, n)
 
-    def taken(start: int, rows: int, seen: int) -> Tensor:
+    def taken(start: int, rows: int, seen: int) -> Tensor | None:
         if mask is None:
-            return triangle(rows, seen, base.key.device, start).to(base.key.dtype).expand(batch, rows, seen)
+            return None
         return masks.as_weight(mask.narrow(-2, start, rows), base.key.dtype).reshape(batch, rows, n)
 
     out, report = each_query(base, taken, mask is None, solve)
@@ -45,9 +45,8 @@ def per_query(inputs: Problem, mask: Tensor | None, solve: Solve) -> tuple[Tenso
 def in_chunks(inputs: Problem, transform_only: bool) -> tuple[Tensor, Report]:
     """Causal fits of the named covariances that are made of the keys: chunks of tokens, O(N (d^2 + d k))."""
     whole = context_lead(inputs)
-    query, key, value, weight, alpha, gain = inputs
-    key = key.expand(*whole, *key.shape[-2:])
-    base, restore = flatten(Problem(query, key, value, weight, alpha, gain), fold=False)
+    query, key, *_ = inputs
+    base, restore = flatten(Problem(query, key.expand(*whole, *key.shape[-2:]), *inputs[2:]), fold=False)
     query, key, value, weight, alpha, gain = base
     if (missing := query.shape[1] - key.shape[1]) > 0:  # queries beyond the last key see all keys
         key, value = (TF.pad(x, (0, 0, 0, missing)) for x in (key, value))

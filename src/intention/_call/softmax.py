@@ -84,15 +84,12 @@ def transform_solver(solver: str) -> str:
 
 def centred_key(inputs: Problem, keep: Tensor | None) -> Tensor:
     """Keys minus their weighted mean. Scores change by a constant per query only, which a softmax does not see."""
-    key, weight = inputs.key, inputs.weight
-    if weight is None:
-        for _ in range(2):
-            key = key - key.mean(-2, keepdim=True)
-        return key
-    total = weight.sum(-1, keepdim=True)
-    share = (weight / torch.where(total > 0, total, 1.0)).unsqueeze(-2)
+    key, weight, share = inputs.key, inputs.weight, None
+    if weight is not None:
+        total = weight.sum(-1, keepdim=True)
+        share = (weight / torch.where(total > 0, total, 1.0)).unsqueeze(-2)
     for _ in range(2):  # the second pass removes the rounding of the first mean
-        key = key - share @ key
+        key = key - (key.mean(-2, keepdim=True) if share is None else share @ key)
     return masks.fill(key, keep)
 
 

@@ -44,18 +44,8 @@ class Context:
 
     def __post_init__(self) -> None:
         kept = None if self.key is None or self.value is None else (self.key, self.value, self.weight)
-        solved = Solved(
-            points=kept,
-            stats=self.stats,
-            alpha=self.alpha,
-            intercept=self.fits_intercept,
-            covariance=self.covariance,
-            kernel=self.kernel,
-            features=self.features,
-            matrix=self.matrix,
-            constraints=self.constraints,
-            dtype=self.dtype,
-        )
+        made = self.covariance, self.kernel, self.features, self.matrix, self.constraints, self.dtype
+        solved = Solved(kept, self.stats, self.alpha, self.fits_intercept, *made)
         object.__setattr__(self, "_solved", solved)
 
     @property

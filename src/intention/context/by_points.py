@@ -64,12 +64,6 @@ class Inner:
             return gram
         return gram - mean.unsqueeze(-1) - mean.unsqueeze(-2) + total[..., None, None]
 
-    @property
-    def kernel_size(self) -> Tensor:
-        """What entries of the points (..., N) are made of when they are centred: k(x_i, x_i) and the mean of all"""
-        gram, _, total = self._raw
-        return gram.diagonal(0, -2, -1) + total.abs().unsqueeze(-1)
-
     def cross(self, query: Tensor) -> Tensor:
         """(..., M, N)"""
         if self.kernel is None:
@@ -131,7 +125,8 @@ class ByPoints:
         report = report._replace(route=route)
         if self.inner.kernel is not None and self.inner.centre:
             # a kernel is centred as a matrix: what is left keeps the rounding of what it was, and of the mean
-            size = self.inner.kernel_size.detach()
+            raw, _, total = self.inner._raw  # k(x_i, x_i) and the mean of all
+            size = (raw.diagonal(0, -2, -1) + total.abs().unsqueeze(-1)).detach()
             noise = 8 * rule.rounding * (size * a.detach().diagonal(0, -2, -1)).amax(-1)
             report = report._replace(error=report.error + noise)
         if not rule.quiet and eager():

@@ -110,7 +110,18 @@ def _space(
 ) -> tuple[BoundKernel | None, Features | Callable[[Tensor], Tensor] | None]:
     """The kernel or the feature map of a fit, bound to its keys."""
     if features is None:
-        _check_kernel(covariance, keep_points, landmarks)
+        if landmarks is not None:
+            raise ValueError(f"landmarks={landmarks} belongs to features='nystroem' or 'fourier', got features=None")
+        if callable(covariance):
+            raise ValueError(
+                "a callable covariance is a d x d matrix, a kernel has no such d; use 'ridge', 'convex' or 'within', "
+                "or features='nystroem'"
+            )
+        if not keep_points:
+            raise ValueError(
+                "a kernel fit is made of its points, so keep_points=False cannot be; use features='nystroem' with "
+                "landmarks"
+            )
         assert kernel is not None
         return bind_kernel(kernel, key, weight), None
     if not isinstance(features, str):
@@ -127,20 +138,6 @@ def _space(
     if features == "fourier":
         return None, fourier(bound, wide, landmarks, generator, weight)
     return None, nystroem(bound, wide, landmarks, weight, choose, generator)
-
-
-def _check_kernel(covariance: Covariance, keep_points: bool, landmarks: int | None) -> None:
-    if landmarks is not None:
-        raise ValueError(f"landmarks={landmarks} belongs to features='nystroem' or 'fourier', got features=None")
-    if callable(covariance):
-        raise ValueError(
-            "a callable covariance is a d x d matrix, a kernel has no such d; use 'ridge', 'convex' or 'within', or "
-            "features='nystroem'"
-        )
-    if not keep_points:
-        raise ValueError(
-            "a kernel fit is made of its points, so keep_points=False cannot be; use features='nystroem' with landmarks"
-        )
 
 
 def _regularisation(alpha: float | Tensor | str | list | tuple | None, context: Context) -> Tensor:

@@ -138,15 +138,9 @@ def _refit(fit: Solved, out: Tensor, risky: Tensor) -> Tensor:
     for start in range(0, len(element), step):
         at, i = element[start : start + step], point[start : start + step]
         others = torch.ones(len(at), n, dtype=weight.dtype, device=weight.device).scatter(1, i[:, None], 0.0)
-        without = dataclasses.replace(
-            fit,
-            points=(key[at], value[at], weight[at] * others),
-            stats=None,
-            alpha=alpha[at],
-            kernel=None if fit.kernel is None else fit.kernel.take(lead, at),
-            features=None,
-            dtype=torch.float64,
-        )
+        kernel = None if fit.kernel is None else fit.kernel.take(lead, at)
+        own = {"points": (key[at], value[at], weight[at] * others), "alpha": alpha[at], "kernel": kernel}
+        without = dataclasses.replace(fit, **own, stats=None, features=None, dtype=torch.float64)
         errors.append(value[at, i].double() - without.predict(key[at, i].unsqueeze(-2).double()).squeeze(-2))
     return out.index_put((element, point), torch.cat(errors)).reshape(*lead, *out.shape[-2:])
 

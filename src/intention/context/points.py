@@ -48,10 +48,6 @@ class Sums(NamedTuple):
         noise = EPS * _diagonal(scatter)
         return Sums(count, mean_key.squeeze(-2), mean_value.squeeze(-2), scatter, cross, noise)
 
-    def merge(self, other: Sums) -> Sums:
-        """The sums of both sets of points."""
-        return self._joined(other, 1.0)
-
     def add(self, key: Tensor, value: Tensor, weight: Tensor | None = None) -> Sums:
         """The sums with more points."""
         other = Sums.of(key, value, weight)
@@ -82,18 +78,19 @@ class Sums(NamedTuple):
 
         They cannot where a count or a direction of the scatter would turn negative, by more than rounding.
         """
-        left = self._joined(other, -1.0)._without_noise()
+        left = self.merge(other, -1.0)._without_noise()
         size = torch.where(left.total.abs() < ROUNDING * self.total, 0.0, left.total)
         eye = torch.eye(left.scatter.shape[-1], dtype=torch.float64, device=left.scatter.device)
-        slack = ROUNDING * _trace(self.scatter) + 100 * left.noise.sum(-1) + torch.finfo(torch.float64).tiny
+        slack = ROUNDING * _diagonal(self.scatter).sum(-1) + 100 * left.noise.sum(-1) + torch.finfo(torch.float64).tiny
         _, info = torch.linalg.cholesky_ex(left.scatter + slack[..., None, None] * eye)
-        empty, foreign = size == 0, _trace(left.scatter).abs() > slack
+        empty, foreign = size == 0, _diagonal(left.scatter).sum(-1).abs() > slack
         there = (~empty).to(size.dtype)  # where all points went, what is left is rounding
         row, matrix = there[..., None], there[..., None, None]
         means, sums = (left.mean_key * row, left.mean_value * row), (left.scatter * matrix, left.cross * matrix)
         return Sums(size, *means, *sums, left.noise * row), info.bool() | (size < 0) | (empty & foreign)
 
-    def _joined(self, other: Sums, sign: float) -> Sums:
+    def merge(self, other: Sums, sign: float = 1.0) -> Sums:
+        """The sums of both sets of points; with -1 of those that are left without the other ones."""
         a, b = self.total, sign * other.total
         count = a + b
         share = b / torch.where(count > 0, count, 1.0)
@@ -151,10 +148,6 @@ class Sums(NamedTuple):
 
 def _diagonal(matrix: Tensor) -> Tensor:
     return matrix.detach().diagonal(0, -2, -1)
-
-
-def _trace(matrix: Tensor) -> Tensor:
-    return _diagonal(matrix).sum(-1)
 
 
 def join(old: PointSet, new: PointSet) -> PointSet:

@@ -29,7 +29,7 @@ DOUBTFUL, DOUBTFUL_FLOAT64 = 1e-6, 1e-9
 DOUBTFUL_SLOPE = 1e-8  # of sums alone, beyond which their derivatives were seen to be wrong
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False)
 class Solved:
     """The answers of a fit. Tensors that come and go are float64, queries in the space of the fit (`mapped`)."""
 
@@ -82,7 +82,12 @@ class Solved:
         if self.points is not None and (custom or callable(rule.covariance)):  # a user's function, in the dtype it got
             rule = rule._replace(rounding=torch.finfo(self.points[0].dtype).eps)
         if self.kernel is not None:
-            return self._kernel_system(self.kernel, custom, rule)
+            assert self.points is not None
+            if rule.covariance == "within" and eager() and not bool((rule.alpha > 0).all()):
+                raise ValueError("a kernel with covariance='within' needs alpha > 0: its Sigma is never of full rank")
+            key, value, weight = self.wide
+            called = self.points[0].dtype if custom else torch.float64  # a kernel of the user's own: as the points came
+            return ByPoints(Inner(key, weight, rule.intercept, self.kernel, called), value, weight, rule)
         if self.points is not None and self.stats is None and not callable(rule.covariance):
             key, value, weight = self.wide
             if key.shape[-2] <= key.shape[-1] and (rule.covariance in ON_KEYS or dual_serves(key, value, weight, rule)):
@@ -102,14 +107,6 @@ class Solved:
         if self.intercept:
             seen = (seen.double() - self.sums.mean_key.unsqueeze(-2)).to(key.dtype)
         return matrix_of(self.covariance, seen, value, weight)
-
-    def _kernel_system(self, kernel: BoundKernel, custom: bool, rule: Rule) -> ByPoints:
-        assert self.points is not None
-        if rule.covariance == "within" and eager() and not bool((rule.alpha > 0).all()):
-            raise ValueError("a kernel with covariance='within' needs alpha > 0: its Sigma is never of full rank")
-        key, value, weight = self.wide
-        called = self.points[0].dtype if custom else torch.float64  # a kernel of the user's own: as the points came
-        return ByPoints(Inner(key, weight, rule.intercept, kernel, called), value, weight, rule)
 
     def _asks_points(self, found: Solution | None = None) -> bool:
         """Whether the points themselves can be asked; of a system that is solved, whether they are to be."""

@@ -57,7 +57,13 @@ def state_dict(fit: Solved) -> dict[str, Tensor]:
 
 def restored(state: dict[str, Tensor], make: Callable[..., T]) -> T:
     """`make`, a Context, of the fields that `state_dict` described."""
-    meta = _meta(state)
+    try:
+        meta = json.loads(bytes(state["meta"].tolist()))
+        found = meta["format"]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"this is not the state of a Context, it has no readable 'meta': {error!r}") from error
+    if found != FORMAT:
+        raise ValueError(f"the state has format {found}, this version reads {FORMAT}; use the version that wrote it")
 
     def under(prefix: str) -> dict[str, Tensor]:
         return {name.removeprefix(prefix): x for name, x in state.items() if name.startswith(prefix)}
@@ -88,17 +94,6 @@ def restored(state: dict[str, Tensor], make: Callable[..., T]) -> T:
         raise ValueError(
             f"this is not the whole state of a Context: {error!r}; make one with ctx.state_dict()"
         ) from error
-
-
-def _meta(state: dict[str, Tensor]) -> dict:
-    try:
-        meta = json.loads(bytes(state["meta"].tolist()))
-        found = meta["format"]
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"this is not the state of a Context, it has no readable 'meta': {error!r}") from error
-    if found != FORMAT:
-        raise ValueError(f"the state has format {found}, this version reads {FORMAT}; use the version that wrote it")
-    return meta
 
 
 def save(state: dict[str, Tensor], path: str | PathLike) -> None:

@@ -17,22 +17,13 @@ from intention.context.by_features import ByFeatures
 from intention.context.by_points import ByPoints, Inner
 from intention.context.fit import bind_kernel, fit
 from intention.context.points import Sums
-from intention.discriminant.labels import (
-    balanced,
-    check_ddof,
-    labelled,
-    mean_square,
-    rule_of,
-    threshold_of,
-)
+from intention.discriminant.labels import balanced, check_ddof, labelled, mean_square, rule_of, threshold_of
 from intention.kernels import Function, Kernel
 from intention.solve.ladder import PINV, Report
 from intention.solve.matrix.inverse import inverse
 from intention.solve.torch_state import eager, gradient_free
 
 __all__ = ["Classifier", "lda", "ls_svm", "qda"]
-
-ROUTES = ("within", "total")
 
 
 class Classifier:
@@ -124,7 +115,7 @@ def lda(
     again: equal answers, and a ValueError where the classes lie too far apart for them, or where no class varies
     between the means.
     """
-    checks.choice("route", route, ROUTES)
+    checks.choice("route", route, ("within", "total"))
     key, value, mass = labelled(key, value, weight)
     mass, prior = balanced(value, mass, priors)
     size = mass.sum(-1)
@@ -192,7 +183,11 @@ def qda(
         )
     else:
         system = _by_deviations(wide, labels, own, rule._replace(intercept=True))
-    _require_full_rank(system)
+    if eager() and bool((system.solution.report.route == PINV).any()):
+        raise ValueError(
+            "the covariance of a class is singular (fewer points than features, or features that depend on each "
+            "other); use alpha > 0 or shrinkage > 0, or lda, which pools the classes"
+        )
     logdet = system.solution.logdet
     if isinstance(system, ByPoints) and kernel is None:
         logdet = logdet + d * system.rule.alpha.log()
@@ -267,11 +262,3 @@ _TOTAL = (
     "the classes lie so far apart, or differ in directions in which none of them varies (as with fewer points than "
     "features), that the covariance of all points has lost the one within them; use route='within', or alpha > 0"
 )
-
-
-def _require_full_rank(system: ByFeatures | ByPoints) -> None:
-    if eager() and bool((system.solution.report.route == PINV).any()):
-        raise ValueError(
-            "the covariance of a class is singular (fewer points than features, or features that depend on each "
-            "other); use alpha > 0 or shrinkage > 0, or lda, which pools the classes"
-        )

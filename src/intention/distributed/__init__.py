@@ -86,10 +86,7 @@ def intention(
     def read() -> Read:
         checks.scale(scale)
         _, lead = check_call(query, key, value, attn_mask, False)
-        _check(key, value, weight, covariance)
-        if weight is not None:
-            checks.leading(call=lead, weight=weight.shape[:-1])
-        return _local(*_counted(key, value, attn_mask, weight, covariance), _alpha(alpha, covariance, key, lead))
+        return _local(key, value, attn_mask, weight, alpha, covariance, lead)
 
     context = _fit(read, key, intercept, covariance, group, replicated_query)
     out = context(query.double())
@@ -123,9 +120,7 @@ def fit(
     """
 
     def read() -> Read:
-        lead = checks.fitted_points(key, value, weight)
-        _check(key, value, weight, covariance)
-        return _local(*_counted(key, value, None, weight, covariance), _alpha(alpha, covariance, key, lead))
+        return _local(key, value, None, weight, alpha, covariance, checks.fitted_points(key, value, weight))
 
     return _fit(read, key, intercept, covariance, group, replicated_query)
 
@@ -176,10 +171,18 @@ def _check(key: Tensor, value: Tensor, weight: Tensor | None, covariance: Covari
         checks.weight(weight, key.device, key.shape[-2])
 
 
-def _counted(
-    key: Tensor, value: Tensor, mask: Tensor | None, weight: Tensor | None, covariance: Covariance
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Points and weights, with the mask among the weights; what is masked may hold anything."""
+def _local(
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    weight: Tensor | None,
+    alpha: float | Tensor | None,
+    covariance: Covariance,
+    lead: tuple[int, ...],
+) -> Read:
+    _check(key, value, weight, covariance)
+    if weight is not None:
+        checks.leading(call=lead, weight=weight.shape[:-1])
     if mask is not None and not masks.same_for_all_queries(mask):
         raise ValueError(
             f"attn_mask must be equal for all queries, (..., 1, N) or of stride 0, got {tuple(mask.shape)}: a fit per "
@@ -190,19 +193,13 @@ def _counted(
     if covariance == "within":
         checks.one_hot(value, keep)
     checks.require_values(weight, key.new_zeros(()), None)
-    return masks.fill(key, keep), masks.fill(value, keep), weight
-
-
-def _alpha(alpha: float | Tensor | None, covariance: Covariance, key: Tensor, lead: tuple[int, ...]) -> Tensor:
+    key, value = masks.fill(key, keep), masks.fill(value, keep)  # what is masked may hold anything
     if isinstance(alpha, (str, list, tuple)):
         raise TypeError(
             f"alpha must be a number or a tensor, got {alpha!r}: leave-one-out needs the points, and each rank has "
             "only some; choose it by intention.fit on a sample"
         )
-    return wide_alpha(alpha, covariance, key.device, lead)
-
-
-def _local(key: Tensor, value: Tensor, weight: Tensor | None, alpha: Tensor) -> Read:
+    alpha = wide_alpha(alpha, covariance, key.device, lead)
     dtype, moments = torch.promote_types(key.dtype, value.dtype), moments_of(key, value, weight)
     d, k = moments.cross.shape[-2:]
     seen = (*moments.scatter.shape[:-2], "N", d), (*moments.cross.shape[:-2], "N", k)

@@ -51,15 +51,8 @@ def moments_of(key: Tensor, value: Tensor, weight: Tensor | None) -> Moments:
         c, e = (sum_key / size).expand(*lead, d), (sum_value / size).expand(*whole, k)
     around = c.unsqueeze(-2), e.unsqueeze(-2)
     total, sum_key, sum_value, scatter, cross = _added(_sums(*chunk, *around, products=True) for chunk in chunks)
-    return Moments(
-        c,
-        e,
-        total.expand(lead),
-        sum_key.expand(*lead, d),
-        sum_value.expand(*whole, k),
-        scatter.expand(*lead, d, d),
-        cross.expand(*whole, d, k),
-    )
+    sums = total.expand(lead), sum_key.expand(*lead, d), sum_value.expand(*whole, k)
+    return Moments(c, e, *sums, scatter.expand(*lead, d, d), cross.expand(*whole, d, k))
 
 
 def _sums(

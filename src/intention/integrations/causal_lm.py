@@ -92,19 +92,10 @@ class IntentionConfig(PreTrainedConfig):
         super().__post_init__(**kwargs)
 
     def make_layers(self) -> list[GatedLayer]:
-        options = {name: getattr(self, name) for name in PARTS}
-        return gated_layers(
-            self.hidden_size,
-            self.num_attention_heads,
-            self.num_hidden_layers,
-            self.intermediate_size,
-            self.dropout,
-            mixer=self.mixer,
-            attention_every=self.attention_every,
-            norm=self.layer_norm,
-            feedforward=self.feedforward,
-            options={"kv_heads": self.num_key_value_heads, **options},
-        )
+        options = {"kv_heads": self.num_key_value_heads, **{name: getattr(self, name) for name in PARTS}}
+        sizes = self.hidden_size, self.num_attention_heads, self.num_hidden_layers, self.intermediate_size
+        kinds = {"mixer": self.mixer, "attention_every": self.attention_every, "norm": self.layer_norm}
+        return gated_layers(*sizes, self.dropout, **kinds, feedforward=self.feedforward, options=options)
 
 
 class StateLayer(CacheLayerMixin):
@@ -253,15 +244,10 @@ class IntentionModel(IntentionPreTrainedModel):
             hidden.append(x)
         hidden[-1] = x = self.norm(x)
         wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        out = BaseModelOutputWithPast(
-            last_hidden_state=x,
-            past_key_values=past,
-            hidden_states=tuple(hidden) if wanted else None,
-        )
-        return out if self._as_dict(return_dict) else out.to_tuple()
-
-    def _as_dict(self, return_dict: bool | None) -> bool:
-        return bool(self.config.return_dict if return_dict is None else return_dict)
+        states = tuple(hidden) if wanted else None
+        out = BaseModelOutputWithPast(last_hidden_state=x, past_key_values=past, hidden_states=states)
+        as_dict = self.config.return_dict if return_dict is None else return_dict
+        return out if as_dict else out.to_tuple()
 
 
 class IntentionForCausalLM(IntentionPreTrainedModel, GenerationMixin):
@@ -297,17 +283,8 @@ class IntentionForCausalLM(IntentionPreTrainedModel, GenerationMixin):
         **kwargs: Any,
     ) -> CausalLMOutputWithPast | tuple[Any, ...]:
         """As models of transformers; `labels` (batch, n), -100 where there is none, give the loss."""
-        out: Any = self.model(
-            input_ids,
-            attention_mask,
-            past_key_values,
-            inputs_embeds,
-            use_cache,
-            output_hidden_states,
-            cu_seqlens,
-            return_dict=True,
-            **kwargs,
-        )
+        given = input_ids, attention_mask, past_key_values, inputs_embeds, use_cache, output_hidden_states, cu_seqlens
+        out: Any = self.model(*given, return_dict=True, **kwargs)
         x = out.last_hidden_state
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(x[:, kept])
@@ -317,7 +294,8 @@ class IntentionForCausalLM(IntentionPreTrainedModel, GenerationMixin):
         told = CausalLMOutputWithPast(
             loss=loss, logits=logits, past_key_values=out.past_key_values, hidden_states=out.hidden_states
         )
-        return told if self.model._as_dict(return_dict) else told.to_tuple()
+        as_dict = self.config.return_dict if return_dict is None else return_dict
+        return told if as_dict else told.to_tuple()
 
     def _prepare_cache_for_generation(  # pyright: ignore[reportIncompatibleMethodOverride] - transformers' own hook
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any

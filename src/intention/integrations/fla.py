@@ -152,7 +152,8 @@ def chunk_mesa_net(
     Returns:
         (o (B, T, H, V), H or None, G or None), o in the dtype of v, states in float32 or better.
     """
-    checks.mesa(q, k, v, g, beta, lamb, h_kk_init, h_kv_init, None if cu_seqlens is None else len(cu_seqlens) - 1)
+    sequences = None if cu_seqlens is None else len(cu_seqlens) - 1
+    checks.mesa(q, k, v, {"g": g, "beta": beta}, lamb, sequences, h_kk_init=h_kk_init, h_kv_init=h_kv_init)
     wide = torch.promote_types(v.dtype, torch.float32)
     if use_qk_l2norm_in_kernel:
         q, k = (x.to(wide) * torch.rsqrt(x.to(wide).square().sum(-1, keepdim=True) + 1e-6) for x in (q, k))
@@ -179,7 +180,5 @@ def chunk_mesa_net(
     if not output_final_state:
         return out.to(v.dtype), None, None
     gram, cross = states
-    assert gram is not None
-    assert cross is not None
     gram, cross = gram * (root.unsqueeze(-1) * root.unsqueeze(-2)), cross * root.unsqueeze(-1)
     return out.to(v.dtype), gram.to(wide), cross.to(wide)

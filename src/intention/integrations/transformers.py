@@ -126,18 +126,8 @@ def _forward(
     if isinstance(scale, Tensor):  # of the queries, in a precision in which alpha * query neither overflows nor rounds
         query = query.to(working) * (scale.view(-1, 1, 1) if scale.dim() else scale)
         scale = None
-    out = call(
-        query,
-        key,
-        value,
-        mask,
-        dropout if module.training else 0.0,
-        is_causal,
-        scale=scale,
-        enable_gqa=heads != key.shape[1],
-        alpha=alpha,
-        covariance=covariance,
-    )
+    options = {"scale": scale, "enable_gqa": heads != key.shape[1], "alpha": alpha, "covariance": covariance}
+    out = call(query, key, value, mask, dropout if module.training else 0.0, is_causal, **options)
     return out.to(dtype).transpose(1, 2).contiguous(), None
 
 
@@ -149,26 +139,22 @@ def _visible(
     if known is not None and known.version == _version(mask):  # else the model has changed it
         return known.seen, known.is_causal
     if mask is not None:
-        return _log_weights(mask), False
+        if not isinstance(mask, Tensor) or mask.dim() != 4:
+            came = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
+            raise ValueError(
+                f"attention_mask must be a tensor (batch, heads or 1, queries or 1, keys), got {came}; hand the model "
+                "its padding mask (batch, keys), from which it makes such a one"
+            )
+        if not mask.dtype.is_floating_point:
+            return mask, False
+        # a float as low as its dtype goes means -inf, as models build it
+        return mask.masked_fill(mask <= torch.finfo(mask.dtype).min, -torch.inf), False
     if not is_causal or queries == 1:
         return None, False
     if queries == keys:
         return None, True
     # queries behind a cache are the last ones; functional's is_causal takes them for the first
     return masks.triangle(queries, keys, device, keys - queries), False
-
-
-def _log_weights(mask: Tensor) -> Tensor:
-    """A 4-dimensional mask, in which a float as low as its dtype goes means -inf, as models build it."""
-    if not isinstance(mask, Tensor) or mask.dim() != 4:
-        came = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
-        raise ValueError(
-            f"attention_mask must be a tensor (batch, heads or 1, queries or 1, keys), got {came}; hand the model its "
-            "padding mask (batch, keys), from which it makes such a one"
-        )
-    if not mask.dtype.is_floating_point:
-        return mask
-    return mask.masked_fill(mask <= torch.finfo(mask.dtype).min, -torch.inf)
 
 
 class Meaning(NamedTuple):
@@ -205,47 +191,30 @@ def _mask(
     """
     if mask_function is bidirectional_mask_function and allow_is_bidirectional_skip:
         q_length = 1
-    seen = sdpa_mask(
-        batch_size=batch_size,
-        q_length=q_length,
-        kv_length=kv_length,
-        q_offset=q_offset,  # pyright: ignore[reportArgumentType] - a tensor with static caches
-        kv_offset=kv_offset,
-        mask_function=mask_function,
-        attention_mask=attention_mask,
-        local_size=local_size,
-        # the skip also covers a preallocated cache, longer than its first tokens, where no triangle says it
-        allow_is_causal_skip=allow_is_causal_skip and q_length in (1, kv_length),
-        allow_is_bidirectional_skip=allow_is_bidirectional_skip,
-        **kwargs,
-    )
+    sizes = {"batch_size": batch_size, "q_length": q_length, "kv_length": kv_length, "local_size": local_size}
+    given: dict[str, Any] = {"q_offset": q_offset, "kv_offset": kv_offset, "mask_function": mask_function, **sizes}
+    # the skip also covers a preallocated cache, longer than its first tokens, where no triangle says it
+    skip = allow_is_causal_skip and q_length in (1, kv_length)
+    skips = {"allow_is_causal_skip": skip, "allow_is_bidirectional_skip": allow_is_bidirectional_skip}
+    seen = sdpa_mask(attention_mask=attention_mask, **given, **skips, **kwargs)
     if seen is None and (q_length == 1 or allow_is_bidirectional_skip):  # everything is seen
         return None
     shown = masks.triangle(q_length, kv_length, kwargs.get("device", "cpu")) if seen is None else seen
     shown = shown.expand(batch_size, 1, *shown.shape[-2:])
     out = torch.zeros(shown.shape, dtype=dtype, device=shown.device).masked_fill(~shown, torch.finfo(dtype).min)
     is_causal = seen is None
-    if seen is not None and q_length > 1 and _from_the_start(q_offset, kv_offset):
+    # query t is token t, and so is key t; a static cache tells its offset as a tensor
+    known = not (isinstance(q_offset, Tensor) and torch.compiler.is_compiling())
+    if seen is not None and q_length > 1 and known and kv_offset == 0 and bool(q_offset == 0):
         # a window that holds all keys is no window; what a model combines with causality forbids the skip
         no_window = allow_is_causal_skip and local_size is not None and kv_length < local_size
         if mask_function is causal_mask_function or no_window:
-            seen = None if attention_mask is None else _padding(attention_mask, kv_length)
-            is_causal = True
+            seen, is_causal = None, True
+            if attention_mask is not None:  # what a cache has room for beyond the tokens so far is not there
+                padding = attention_mask[:, :kv_length].bool()
+                seen = TF.pad(padding, (0, kv_length - padding.shape[1])).unsqueeze(1).unsqueeze(1)  # (B, 1, 1, S)
     out.intention_mask = Meaning(seen, is_causal, _version(out))  # pyright: ignore[reportAttributeAccessIssue]
     return out
-
-
-def _from_the_start(q_offset: int | Tensor, kv_offset: int) -> bool:
-    """Whether query t is token t, and so is key t; a static cache tells its offset as a tensor."""
-    if isinstance(q_offset, Tensor) and torch.compiler.is_compiling():
-        return False
-    return kv_offset == 0 and bool(q_offset == 0)
-
-
-def _padding(attention_mask: Tensor, keys: int) -> Tensor:
-    """(B, 1, 1, S) from (B, tokens so far); what a cache has room for beyond these is not there."""
-    seen = attention_mask[:, :keys].bool()
-    return TF.pad(seen, (0, keys - seen.shape[1])).unsqueeze(1).unsqueeze(1)
 
 
 def _settings(module: nn.Module, defaults: Settings, heads: int) -> Settings:

@@ -102,8 +102,7 @@ class ContextAlpha(nn.Module):
         self.convex = covariance == "convex"
         self.read = mlp(d + k, hidden, hidden, device=device, dtype=dtype)
         self.answer = mlp(hidden, hidden, 1, device=device, dtype=dtype)
-        last = self.answer[-1]
-        assert isinstance(last, nn.Linear)
+        last: Any = self.answer[-1]
         nn.init.zeros_(last.weight)
         nn.init.constant_(last.bias, _theta(start, covariance).item())
 

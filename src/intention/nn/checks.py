@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from numbers import Integral
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -99,13 +100,11 @@ def attention_module(got: object) -> None:
         raise TypeError(f"from_attention needs an nn.MultiheadAttention, got {type(got).__name__}")
 
 
-def sizes(embed_dim: object, num_heads: object) -> None:
+def sizes(embed_dim: Any, num_heads: Any) -> None:
     """Heads share the features among them."""
     for name, got in (("embed_dim", embed_dim), ("num_heads", num_heads)):
         if isinstance(got, bool) or not isinstance(got, Integral) or got < 1:
             raise ValueError(f"{name} must be an integer >= 1, got {got!r}")
-    assert isinstance(embed_dim, Integral)
-    assert isinstance(num_heads, Integral)
     if embed_dim % num_heads:
         fits = embed_dim - embed_dim % num_heads
         raise ValueError(
@@ -132,15 +131,13 @@ def generation(tokens: Tensor, count: int, temperature: float, top_k: int | None
         )
 
 
-def gated_sizes(sizes: dict[str, int | None], taps: object, convolved: object, alpha: float) -> None:
+def gated_sizes(sizes: dict[str, Any], taps: object, convolved: object, alpha: float) -> None:
     """Sizes of a gated layer."""
     for name, got in sizes.items():
         may_miss = name not in ("d_model", "heads")
         if not (got is None and may_miss) and (isinstance(got, bool) or not isinstance(got, Integral) or got < 1):
             raise ValueError(f"{name} must be an integer >= 1{' or None' if may_miss else ''}, got {got!r}")
     d_model, heads, head_dim, kv_heads, _ = sizes.values()
-    assert d_model is not None
-    assert heads is not None
     if head_dim is None and d_model % heads:
         raise ValueError(f"d_model must be a multiple of heads, got {d_model} and {heads}; or give head_dim")
     if kv_heads is not None and heads % kv_heads:

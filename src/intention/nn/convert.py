@@ -13,15 +13,10 @@ from intention.nn.multihead import Multihead, settings_of, unlike_torchs
 
 __all__ = ["Swapped", "swap_attention"]
 
+BOTH = ("forward", "backward", "state_dict")  # of which there are hooks before and after
 HOOKS = (
-    "_forward_hooks",
-    "_forward_pre_hooks",
-    "_backward_hooks",
-    "_backward_pre_hooks",
-    "_state_dict_hooks",
-    "_state_dict_pre_hooks",
-    "_load_state_dict_pre_hooks",
-    "_load_state_dict_post_hooks",
+    *(f"_{x}{pre}_hooks" for x in BOTH for pre in ("", "_pre")),
+    *(f"_load_state_dict_{x}_hooks" for x in ("pre", "post")),
 )
 WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel")
 
@@ -134,7 +129,8 @@ def _why_not(module: nn.Module) -> str | None:
     if isinstance(module, Multihead):
         return f"is a {type(module).__name__} of this library already"
     if not isinstance(module, nn.MultiheadAttention):
-        own = _computes_attention(module)
+        # a guess by name: a class called ...Attention... that holds no other one
+        own = _named_attention(module) and not any(map(_named_attention, list(module.modules())[1:]))
         return f"{type(module).__name__} is not an nn.MultiheadAttention: its own forward computes attention" * own
     if type(module) is not nn.MultiheadAttention:
         return f"{type(module).__name__} is a subclass of nn.MultiheadAttention and may compute something else"
@@ -146,10 +142,5 @@ def _why_not(module: nn.Module) -> str | None:
     return unlike or None
 
 
-def _computes_attention(module: nn.Module) -> bool:
-    """A guess by name: a class called ...Attention... that holds no nn.MultiheadAttention to replace."""
-    if "attention" not in type(module).__name__.lower():
-        return False
-    inside = list(module.modules())[1:]
-    named = any("attention" in type(m).__name__.lower() for m in inside)
-    return not named and not any(isinstance(m, nn.MultiheadAttention) for m in inside)
+def _named_attention(module: nn.Module) -> bool:
+    return "attention" in type(module).__name__.lower() or isinstance(module, nn.MultiheadAttention)

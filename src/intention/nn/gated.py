@@ -138,9 +138,8 @@ class GatedIntention(nn.Module):
         head_dim = d_model // heads if head_dim is None else head_dim
         kv_heads = heads if kv_heads is None else kv_heads
         value_dim = head_dim if value_dim is None else value_dim
-        self.d_model, self.heads, self.kv_heads, self.head_dim, self.value_dim = (
-            d_model, heads, kv_heads, head_dim, value_dim
-        )  # fmt: skip
+        self.d_model, self.heads, self.kv_heads = d_model, heads, kv_heads
+        self.head_dim, self.value_dim = head_dim, value_dim
         self.mixer, self.silu, self.unit, self.start = mixer, silu, unit, alpha
         self.sizes = {"q": heads * head_dim, "k": kv_heads * head_dim, "v": kv_heads * value_dim}
         self.convolved = convolved if taps else ""
@@ -153,9 +152,8 @@ class GatedIntention(nn.Module):
         shape = (kv_heads, head_dim if alpha_per == "channel" else 1)
         self.log_alpha = nn.Parameter(torch.empty(shape, **place)) if rule.ridge else None
         self.log_scale = nn.Parameter(torch.empty(heads, **place)) if rule.softmax and unit else None
-        self.output_norm = (
-            nn.RMSNorm(value_dim, eps=1e-6, **place) if (rule.norm if output_norm is None else output_norm) else None
-        )
+        normed = rule.norm if output_norm is None else output_norm
+        self.output_norm = nn.RMSNorm(value_dim, eps=1e-6, **place) if normed else None
         self.rotate = Rotary(head_dim) if rotary else None
         self.out_proj = Projection(heads * value_dim, d_model, bias=False, **place)
         self.reset_parameters()
@@ -233,8 +231,7 @@ class GatedIntention(nn.Module):
         if not need_state:
             return y, None
         tail, seen, *memory = states
-        assert seen is not None
-        return y, GatedState(tail, tuple(x for x in memory if x is not None), seen)
+        return y, GatedState(tail, tuple(memory), seen)
 
     def _advance(
         self, x: Tensor, length: Tensor | None, state: GatedState | None, need_state: bool

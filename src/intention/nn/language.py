@@ -9,23 +9,11 @@ import torch.nn.functional as TF
 from torch import Tensor, nn
 
 from intention._checks import choice
-from intention.nn import checks
-from intention.nn.causal_layers import (
-    FEEDFORWARDS,
-    NORMS,
-    CausalLayer,
-    gated_layers,
-    is_attention,
-    make_norm,
-    shrink_branches,
-)
+from intention.nn import causal_layers, checks
 from intention.nn.mixers import make_mixer
 from intention.nn.rotary import Rotary
 
 __all__ = ["InformerLM"]
-
-POSITIONS = ("rotary", "none")
-LAYERS = ("plain", "gated")
 
 
 class InformerLM(nn.Module):
@@ -75,10 +63,10 @@ class InformerLM(nn.Module):
     ) -> None:
         super().__init__()
         if positions is not None:
-            choice("positions", positions, POSITIONS)
-        choice("layer", layer, LAYERS)
-        choice("norm", norm, NORMS)
-        choice("feedforward", feedforward, FEEDFORWARDS)
+            choice("positions", positions, ("rotary", "none"))
+        choice("layer", layer, ("plain", "gated"))
+        choice("norm", norm, causal_layers.NORMS)
+        choice("feedforward", feedforward, causal_layers.FEEDFORWARDS)
         checks.attention_every(attention_every)
         self.embed = nn.Embedding(vocabulary, d_model)
         nn.init.normal_(self.embed.weight, std=d_model**-0.5)
@@ -87,16 +75,16 @@ class InformerLM(nn.Module):
             sizes = (d_model, nhead, num_layers, dim_feedforward, dropout)
             kinds = {"mixer": mixer, "attention_every": attention_every, "norm": norm, "feedforward": feedforward}
             own = {"rotary": None if positions is None else positions == "rotary", **options}
-            layers = gated_layers(*sizes, **kinds, options=own)
-            shrink_branches(layers)
+            layers = causal_layers.gated_layers(*sizes, **kinds, options=own)
+            causal_layers.shrink_branches(layers)
         else:
             layers = []
             for i in range(num_layers):
-                name, own = ("attention", {}) if is_attention(i, attention_every) else (mixer, options)
+                name, own = ("attention", {}) if causal_layers.is_attention(i, attention_every) else (mixer, options)
                 mixing = make_mixer(name, d_model, nhead, batch_first=True, **own)
-                layers.append(CausalLayer(d_model, mixing, dim_feedforward, dropout, norm, feedforward))
+                layers.append(causal_layers.CausalLayer(d_model, mixing, dim_feedforward, dropout, norm, feedforward))
         self.layers = nn.ModuleList(layers)
-        self.norm = make_norm(norm, d_model)
+        self.norm = causal_layers.make_norm(norm, d_model)
         self.read = nn.Linear(d_model, vocabulary, bias=False)
         if tied:
             self.read.weight = self.embed.weight

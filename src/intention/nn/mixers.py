@@ -132,15 +132,12 @@ class MultiheadNeuralProcess(Multihead):
     def __init__(self, *args: Any, hidden: int | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         d, weight = self.head_dim, self.out_proj.weight
+        place: Any = {"device": weight.device, "dtype": weight.dtype}
 
         def head() -> NeuralProcess:
-            context = nn.Sequential(
-                mlp(2 * d, hidden or self.embed_dim, d, device=weight.device, dtype=weight.dtype),
-                nn.Dropout(self.dropout),
-            )
-            return NeuralProcess(
-                embed_context=context, embed_output=nn.Linear(2 * d, d, device=weight.device, dtype=weight.dtype)
-            )
+            network = mlp(2 * d, hidden or self.embed_dim, d, **place)
+            context = nn.Sequential(network, nn.Dropout(self.dropout))
+            return NeuralProcess(embed_context=context, embed_output=nn.Linear(2 * d, d, **place))
 
         self.heads = nn.ModuleList(head() for _ in range(self.num_heads))
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from intention import functional as F
 from intention._call import masks_and_weights as masks
-from intention._covariance import Covariance, default_alpha, on_keys
+from intention._covariance import ON_KEYS, Covariance, default_alpha
 from intention.nn import checks
 from intention.nn.alpha import Alpha, HoldsAlpha, LearnableAlpha, alpha_repr, hold_alpha
 from intention.nn.call import solve
@@ -160,11 +160,6 @@ class Multihead(nn.MultiheadAttention):
             split = all_three.reshape(*all_three.shape[:2], 3, self.num_heads, -1)
             q, k, v = split.permute(2, 0, 3, 1, 4).unbind(0)
             return q, k, v
-        q, k, v = (x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for x in self._project(query, key, value))
-        return q, k, v
-
-    def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values (batch, points, embed_dim); add_bias_kv and add_zero_attn give extra points."""
         bias = self.in_proj_bias
         if self.in_proj_weight is not None:
             w_q, w_k, w_v = self.in_proj_weight.chunk(3)
@@ -172,13 +167,12 @@ class Multihead(nn.MultiheadAttention):
             w_q, w_k, w_v = self.q_proj_weight, self.k_proj_weight, self.v_proj_weight
         b_q, b_k, b_v = (None, None, None) if bias is None else bias.chunk(3)
         q, k, v = TF.linear(query, w_q, b_q), TF.linear(key, w_k, b_k), TF.linear(value, w_v, b_v)
-        if self.bias_k is not None and self.bias_v is not None:
-            k, v = (
-                torch.cat([x, b.to(x.dtype).expand(x.shape[0], 1, -1)], 1)
-                for x, b in ((k, self.bias_k), (v, self.bias_v))
-            )
+        if self.bias_k is not None and self.bias_v is not None:  # add_bias_kv and add_zero_attn give extra points
+            both = (k, self.bias_k), (v, self.bias_v)
+            k, v = (torch.cat([x, b.to(x.dtype).expand(x.shape[0], 1, -1)], 1) for x, b in both)
         if self.add_zero_attn:
             k, v = (torch.cat([x, x.new_zeros(x.shape[0], 1, x.shape[-1])], 1) for x in (k, v))
+        q, k, v = (x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for x in (q, k, v))
         return q, k, v
 
     def _extra_points(self) -> int:
@@ -193,7 +187,7 @@ class Multihead(nn.MultiheadAttention):
             attn_mask = attn_mask.unflatten(0, (-1, self.num_heads)) if attn_mask.dim() == 3 else attn_mask[None, None]
         if padding is not None:
             padding = _taken(padding, query.dtype).reshape(query.shape[0], 1, 1, padding.shape[-1])
-        mask = _both(attn_mask, padding)
+        mask = masks.both(attn_mask, padding)
         if mask is not None and self._extra_points():
             mask = TF.pad(mask, (0, self._extra_points()), value=mask.dtype == torch.bool)
         return mask
@@ -211,19 +205,10 @@ class Multihead(nn.MultiheadAttention):
 
 def settings_of(attention: nn.MultiheadAttention) -> dict[str, Any]:
     """The arguments that make another of its kind."""
-    return {
-        "embed_dim": attention.embed_dim,
-        "num_heads": attention.num_heads,
-        "dropout": attention.dropout,
-        "bias": attention.in_proj_bias is not None,
-        "add_bias_kv": attention.bias_k is not None,
-        "add_zero_attn": attention.add_zero_attn,
-        "kdim": attention.kdim,
-        "vdim": attention.vdim,
-        "batch_first": attention.batch_first,
-        "device": attention.out_proj.weight.device,
-        "dtype": attention.out_proj.weight.dtype,
-    }
+    same = ("embed_dim", "num_heads", "dropout", "add_zero_attn", "kdim", "vdim", "batch_first")
+    biases = {"bias": attention.in_proj_bias is not None, "add_bias_kv": attention.bias_k is not None}
+    place = {"device": attention.out_proj.weight.device, "dtype": attention.out_proj.weight.dtype}
+    return {name: getattr(attention, name) for name in same} | biases | place
 
 
 def unlike_torchs(attention: nn.MultiheadAttention) -> str:
@@ -300,22 +285,16 @@ class MultiheadIntention(Multihead, HoldsAlpha):
         self.softmax, self.covariance, self.scale = softmax, covariance, scale
 
     def mix(self, heads: Heads) -> Tensor:
-        return solve(
-            F.sigma_intention if self.softmax else F.intention,
-            *heads[:4],
-            alpha=self.alpha,
-            scale=self.scale,
-            covariance=self.covariance,
-            is_causal=heads.is_causal,
-            dropout_p=heads.dropout_p,
-            read=heads.read,
-        )
+        call = F.sigma_intention if self.softmax else F.intention
+        held = {"alpha": self.alpha, "scale": self.scale, "covariance": self.covariance}
+        own = {"is_causal": heads.is_causal, "dropout_p": heads.dropout_p, "read": heads.read}
+        return solve(call, *heads[:4], **held, **own)
 
     def advance(self, x: Tensor, heads: Projected, memory: Any, seen: int) -> tuple[Tensor, Memory]:
         """A CausalState; with softmax also all keys and values, as softmax attention has to remember them."""
         query, key, value = heads
         computed = isinstance(self.alpha, nn.Module) and not isinstance(self.alpha, LearnableAlpha)
-        if computed or not on_keys(self.covariance):
+        if computed or self.covariance not in ON_KEYS:
             raise ValueError(
                 f"a stream needs the covariance 'ridge' or 'convex' and a fixed or LearnableAlpha, got "
                 f"{self.covariance!r} and {type(self.alpha).__name__}"
@@ -361,14 +340,3 @@ def _taken(mask: Tensor, dtype: torch.dtype) -> Tensor:
         return ~mask
     # the lowest number is a usual way to say -inf, and a point that counts exp(-3e38) should not count in N
     return mask.masked_fill(mask <= torch.finfo(mask.dtype).min, -torch.inf).to(dtype)
-
-
-def _both(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    """Two masks as one."""
-    if a is None or b is None:
-        return b if a is None else a
-    if a.dtype == b.dtype == torch.bool:
-        return a & b
-    if a.dtype == torch.bool:
-        return torch.where(a, b, -torch.inf)
-    return torch.where(b, a, -torch.inf) if b.dtype == torch.bool else a + b

@@ -22,10 +22,7 @@ class Rotary(nn.Module):
         # in bfloat16, which a buffer would be after .bfloat16(), 256 and 257 are the same position
         place: Any = {"device": query.device, "dtype": torch.promote_types(query.dtype, torch.float32)}
         speed = self.base ** (-torch.arange(0, self.d - self.d % 2, 2, **place) / self.d)
-        if isinstance(seen, Tensor):
-            position = seen + torch.arange(query.shape[-2], device=query.device)
-        else:
-            position = torch.arange(seen, seen + query.shape[-2], **place)
+        position = seen + torch.arange(query.shape[-2], device=query.device)
         angle = position.to(place["dtype"]).unsqueeze(-1) * speed
         cos, sin = angle.cos(), angle.sin()
         return _turned(query, cos, sin).to(query.dtype), _turned(key, cos, sin).to(key.dtype)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as TF
@@ -12,7 +12,7 @@ from torch import Tensor
 
 __all__ = ["Compact", "States", "appended", "groups", "in_groups", "last", "last_columns"]
 
-States = tuple[Tensor | None, ...]
+States = tuple[Any, ...]  # tensors; None where a sequence has none
 
 
 class Compact(NamedTuple):

@@ -53,9 +53,8 @@ def delta_stream(
     the systems of all chunks are solved at once, for v and for what k reads in S.
     """
     dtype, (query, key, value) = _widened(query, key, value)
-    rate = beta.unsqueeze(-1).to(key.dtype)
     chunks = Chunks.of(query, key, value, decay)
-    rate = chunks.cut(rate)
+    rate = _cut(beta.unsqueeze(-1).to(key.dtype), chunks.key.shape[-2])
     eye = torch.eye(rate.shape[-2], dtype=key.dtype, device=key.device)
     system = eye + (rate * chunks.between * (chunks.key @ chunks.key.mT)).tril(-1)
     targets = [rate * chunks.value, rate * chunks.carried * chunks.key]
@@ -87,10 +86,6 @@ class Chunks(NamedTuple):
             ones = k.new_ones(size, size)
             return Chunks(q, k, v, ones.tril(), ones[:, :1])
         return Chunks(q, k, v, *_left_of(_cut(decay.unsqueeze(-1), size, 1.0).squeeze(-1), k.dtype))
-
-    def cut(self, x: Tensor) -> Tensor:
-        """More about the tokens, (..., N, features)."""
-        return _cut(x, self.key.shape[-2])
 
     @property
     def left(self) -> Tensor:

@@ -204,9 +204,27 @@ def causal_intention(
         (..., N, k), in the dtype of the inputs.
     """
     ridge = _ridge(alpha, covariance, query.device, alpha_per)
-    if cu_seqlens is not None:
-        return _packed(query, key, value, ridge, weight, decay, scale, cu_seqlens)
-    return _run(query, key, value, weight, decay, scale, ridge)[0]
+    if cu_seqlens is None:
+        return _run(query, key, value, weight, decay, scale, ridge)[0]
+    ends = checks.cu_seqlens(cu_seqlens, key.shape[-2])
+    if not key.shape[-2]:
+        return query @ (key.mT @ value)
+    outs, places = [], []  # sequences of similar length side by side: at most half of what is computed is padding
+    for _, index, there in ragged.groups(sorted(set(ends)), key.device):  # without those that are empty
+
+        def part(x: Tensor, dim: int, index: Tensor = index) -> Tensor:
+            return x.index_select(dim, index.flatten()).unflatten(dim, index.shape)
+
+        own = there.to(key.dtype) if weight is None else torch.where(there, part(weight, -1), 0.0)
+        fade = None if decay is None else torch.where(there, part(decay, -1), 1.0)
+        each = ridge.alpha
+        if each.dim():
+            each = part(each, -1) if alpha_per == "token" else each.unsqueeze(-2 if alpha_per == "channel" else -1)
+        before = ridge._replace(alpha=each)
+        out, *_ = _run(part(query, -2), part(key, -2), part(value, -2), own, fade, scale, before)
+        outs.append(out.flatten(-3, -2).index_select(-2, there.flatten().nonzero()[:, 0]))
+        places.append(index[there])
+    return torch.cat(outs, -2).index_select(-2, torch.cat(places).argsort())
 
 
 def _ridge(
@@ -305,39 +323,6 @@ def _after(tokens: Tokens) -> tuple[Tensor, Tensor]:
         fade, counted, both = fading(tokens.decay, CHUNK), chunks(counted, CHUNK), chunks(both, CHUNK)
         _, total = faded_sums(total, (fade.to_end * counted).mT @ both, fade.whole)
     return total[..., :d], total[..., d:]
-
-
-def _packed(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    ridge: Ridge,
-    weight: Tensor | None,
-    decay: Tensor | None,
-    scale: float | None,
-    cu_seqlens: Tensor,
-) -> Tensor:
-    """Sequences of similar length side by side: at most half of what is computed is padding."""
-    n = key.shape[-2]
-    ends = checks.cu_seqlens(cu_seqlens, n)
-    if not n:
-        return query @ (key.mT @ value)
-    outs, places = [], []
-    for _, index, there in ragged.groups(sorted(set(ends)), key.device):  # without those that are empty
-
-        def part(x: Tensor, dim: int, index: Tensor = index) -> Tensor:
-            return x.index_select(dim, index.flatten()).unflatten(dim, index.shape)
-
-        own = there.to(key.dtype) if weight is None else torch.where(there, part(weight, -1), 0.0)
-        fade = None if decay is None else torch.where(there, part(decay, -1), 1.0)
-        alpha, _, per = ridge
-        if alpha.dim():
-            alpha = part(alpha, -1) if per == "token" else alpha.unsqueeze(-2 if per == "channel" else -1)
-        before = ridge._replace(alpha=alpha)
-        out, *_ = _run(part(query, -2), part(key, -2), part(value, -2), own, fade, scale, before)
-        outs.append(out.flatten(-3, -2).index_select(-2, there.flatten().nonzero()[:, 0]))
-        places.append(index[there])
-    return torch.cat(outs, -2).index_select(-2, torch.cat(places).argsort())
 
 
 @no_autocast

@@ -27,9 +27,7 @@ from intention.solve.torch_state import (
     compiling,
     eager,
     forward_mode,
-    functorch,
     gradient_free,
-    legacy_batched,
     transformed,
     unobserved,
 )
@@ -73,7 +71,7 @@ def no_autocast(function: Callable[P, R]) -> Callable[P, R]:
 class Saved(NamedTuple):
     """What a backward finds."""
 
-    tensors: tuple[Opt, ...]
+    tensors: tuple[Any, ...]  # those with "?" in the declaration may be None
     options: Options
     outputs: Outputs  # answers (where they are saved), what was kept, the packed report
     # what the forward saw on the host: whether the plain factor served every element; None: nobody has looked
@@ -85,13 +83,6 @@ class Kept(Ctx, Protocol):
 
     options: Options
     seen: object
-
-
-class Batch(Protocol):
-    """What torch.vmap tells of itself."""
-
-    @property
-    def batch_size(self) -> int: ...
 
 
 class Note:
@@ -171,15 +162,15 @@ class Door(torch.autograd.Function):
 
 def _refuse_nested_forward(*args: object) -> None:
     """torch runs the `jvp` of a Function on values without the tangents of an outer forward mode: silent zeros."""
-    stack = functorch.get_interpreter_stack() or []
-    forward = {x.level() for x in stack if x.key() == functorch.TransformType.Jvp}
+    stack = torch_state.functorch.get_interpreter_stack() or []
+    forward = {x.level() for x in stack if x.key() == torch_state.functorch.TransformType.Jvp}
     if len(forward) < 2:
         return
     levels = set()
     for x in args:
-        while isinstance(x, Tensor) and functorch.is_functorch_wrapped_tensor(x):
-            levels.add(functorch.maybe_get_level(x))
-            x = functorch.get_unwrapped(x)
+        while isinstance(x, Tensor) and torch_state.functorch.is_functorch_wrapped_tensor(x):
+            levels.add(torch_state.functorch.maybe_get_level(x))
+            x = torch_state.functorch.get_unwrapped(x)
     if len(levels & forward) > 1:
         raise RuntimeError(
             "forward mode within forward mode (torch.func.jacfwd or jvp, twice) loses derivatives in torch wherever "
@@ -223,18 +214,20 @@ def _function(op: Operator) -> type[Door]:
             grads = grads[: op.answers]
             if all(g is None for g in grads):
                 return *(None,) * op.count, *others
-            tensors, outputs = _split(op, ctx.saved_tensors)
+            saved = ctx.saved_tensors  # one look: torch.utils.checkpoint makes them anew for it
+            tensors, outputs = saved[: op.count], saved[op.count :]
             # of several answers, which are then saved, one may have no gradient
             came = [torch.zeros_like(x) if g is None else g for g, x in zip(grads, outputs, strict=False)]
             needs = _needed(ctx, tensors)
-            if any(map(legacy_batched, came)):
+            if any(map(torch_state.legacy_batched, came)):
                 return *_backward_operator(op, came, tensors, outputs, ctx.options, needs), *others
             pull = op.pull if unobserved() else op.differentiable
             return *pull(came, Saved(tensors, ctx.options, outputs, ctx.seen), needs), *others
 
         @staticmethod
         def jvp(ctx: Kept, *tangents: Opt) -> tuple[Opt, ...]:
-            tensors, outputs = _split(op, ctx.saved_tensors)
+            saved = ctx.saved_tensors
+            tensors, outputs = saved[: op.count], saved[op.count :]
             at = [torch.zeros_like(x) for x in op.shapes(*tensors, *ctx.options)[: op.answers]]
             # without tangents of their own: inside `torch.func.vjp` torch would take those along once more
             tensors = tuple(None if x is None else forward_ad.unpack_dual(x).primal for x in tensors)
@@ -251,18 +244,13 @@ def _function(op: Operator) -> type[Door]:
             return *found, *(None,) * (op.outputs - op.answers)
 
         @staticmethod
-        def vmap(info: Batch, in_dims: Dims, *args: object) -> tuple[Outputs, Dims]:
+        def vmap(info: Any, in_dims: Dims, *args: object) -> tuple[Outputs, Dims]:
             size = info.batch_size
             out = Function.apply(*(gather_batch(a, d, size) for a, d in zip(args, in_dims, strict=True)))
             return tuple(scatter_batch(x, size) for x in out), (0,) * op.outputs
 
     Function.__name__ = op.name.capitalize()
     return Function
-
-
-def _split(op: Operator, saved: Outputs) -> tuple[tuple[Opt, ...], Outputs]:
-    """Read once: torch.utils.checkpoint makes saved tensors anew for one look."""
-    return saved[: op.count], saved[op.count :]
 
 
 def _needed(ctx: Ctx, tensors: Sequence[Opt]) -> list[bool]:
@@ -310,7 +298,8 @@ def _register(op: Operator) -> None:
 
         @staticmethod
         def backward(ctx: Kept, *grads: Opt) -> tuple[Opt, ...]:
-            tensors, kept = _split(op, ctx.saved_tensors)
+            saved = ctx.saved_tensors
+            tensors, kept = saved[: op.count], saved[op.count :]
             needs = _needed(ctx, tensors)
             found = _backward_operator(op, grads[: op.answers], tensors, kept, ctx.options, needs)
             return *found, *(None,) * (len(ctx.options) + 1)
@@ -344,16 +333,11 @@ def _register(op: Operator) -> None:
     given = ", ".join(
         [*(f"Tensor grad{i}" for i in range(op.answers)), tensors, *(f"Tensor kept{i}" for i in range(saved))]
     )
-    schema = f"({tensors}{options}, bool keep) -> {_tuple(op.outputs)}"
+    answer, slopes = (f"({', '.join(['Tensor'] * size)})" for size in (op.outputs, op.count))
+    schema, pulled = f"({tensors}{options}, bool keep) -> {answer}", f"({given}{options}, bool[] needs) -> {slopes}"
     define(op.name, schema, forward, fake)
     define(f"{op.name}_solved", schema, forward, fake)
-    define(
-        f"{op.name}_backward",
-        f"({given}{options}, bool[] needs) -> {_tuple(op.count)}",
-        backward,
-        backward_fake,
-        forgotten=ends - 1 if op.whole else None,
-    )
+    define(f"{op.name}_backward", pulled, backward, backward_fake, forgotten=ends - 1 if op.whole else None)
     _library.impl(op.name, recorded, "Autograd")
 
 
@@ -383,12 +367,8 @@ def overload(name: str) -> Callable[..., Any]:
     return getattr(torch.ops.intention, name).default
 
 
-def _tuple(size: int) -> str:
-    return f"({', '.join(['Tensor'] * size)})"
-
-
 def _batched(call: Callable[..., Outputs], forgotten: int | None) -> Call:
-    def rule(info: Batch, in_dims: Dims, *args: Any) -> tuple[Outputs, Dims]:
+    def rule(info: Any, in_dims: Dims, *args: Any) -> tuple[Outputs, Dims]:
         given = [gather_batch(a, d, info.batch_size) for a, d in zip(args, in_dims, strict=True)]
         if forgotten is not None:
             given[forgotten] = args[0].new_empty(0)

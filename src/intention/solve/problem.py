@@ -154,15 +154,10 @@ class Fit(NamedTuple):
     factor: Factor
 
     def take(self, index: Tensor) -> Fit:
-        mean, matrix = self.mean_value, self.factor.matrix
-        return Fit(
-            self.problem.take(index, self.x.dtype),
-            None if mean is None else mean[index],
-            self.x[index],
-            self.target[index],
-            self.coef[index],
-            self.factor._replace(matrix=matrix[index], ratio=self.factor.ratio[index]),
-        )
+        problem, mean, x, target, coef, factor = self
+        problem, mean = problem.take(index, x.dtype), None if mean is None else mean[index]
+        factor = factor._replace(matrix=factor.matrix[index], ratio=factor.ratio[index])
+        return Fit(problem, mean, x[index], target[index], coef[index], factor)
 
 
 def pick(x: MaybeTensor, index: Tensor | None, dtype: torch.dtype) -> MaybeTensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from intention.solve.ladder import FLOAT64, SEQUENCE_ERROR
-from intention.solve.native import forget
+from intention.solve.native import causal as native
 from intention.solve.native.library import available
 from intention.solve.problem import Tokens
 
@@ -58,13 +58,13 @@ def wide(tensors: list[Any]) -> list[Any]:
 
 
 def forward(*tokens: Any) -> tuple[Tensor, Tensor]:
-    found = forget.forward(Tokens(*tokens))
+    found = native.forget_forward(Tokens(*tokens))
     assert found is not None
     return found
 
 
 def backward(grad: Tensor, *tokens: Any, gates: bool = True) -> tuple[Any, ...]:
-    found = forget.backward(grad, Tokens(*tokens), gates=gates)
+    found = native.forget_backward(grad, Tokens(*tokens), gates=gates)
     assert found is not None
     return found
 
@@ -224,4 +224,4 @@ def test_a_hard_sequence_leaves_its_neighbours_alone() -> None:
 
 def test_an_error_that_float32_may_have_is_below_the_one_that_is_refused() -> None:
     """Else sequences that the kernels have served would be fitted once more, token by token."""
-    assert forget.EASY + torch.finfo(torch.float32).eps < SEQUENCE_ERROR
+    assert native.EASY + torch.finfo(torch.float32).eps < SEQUENCE_ERROR

@@ -15,7 +15,7 @@ from intention.solve.native.library import library
 from intention.solve.problem import Plan, Problem, fit, predict, refine
 from intention.solve.ridge import by_route
 from intention.solve.ridge.gradients import Mode, Needs, pullback
-from intention.solve.transform import rows, transform
+from intention.solve.transform import transform
 from intention.solve.transform.transform import Factored
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no compiled kernels")
@@ -318,7 +318,7 @@ def test_rows_times_the_inverse(shape, dtype, monkeypatch):
         p = make((n, m, d, 1), dtype, weight, gain, 6)
         points = Problem.of_points(p.query, p.key[:2], p.weight, p.alpha, p.gain)
         inverse = wants_inverse(d, m)
-        ours, plain = rows.transform_rows(*points.points(), None, None, "auto", inverse, False)
+        ours, plain = transform.transform_rows(*points.points(), None, None, "auto", inverse, False)
         assert plain
         grad = torch.ones_like(p.query)
         with torch.no_grad():
@@ -326,7 +326,7 @@ def test_rows_times_the_inverse(shape, dtype, monkeypatch):
             with monkeypatch.context() as patch:
                 patch.setattr(native, "rows_forward", lambda *_: None)
                 patch.setattr(native, "rows_backward", lambda *_: None)
-                torchs, plain = rows.transform_rows(*points.points(), None, None, "auto", inverse, False)
+                torchs, plain = transform.transform_rows(*points.points(), None, None, "auto", inverse, False)
                 factor = Factored(*torchs[1:], plain)
                 expected = transform._pulled(grad, points, torchs[0], factor, "auto", inverse)
         for a, b in zip((*ours, *pulled), (*torchs, *expected), strict=True):

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from intention.solve.causal.chunks import chunked, half_solve
-from intention.solve.causal.fading import Fading, fading
+from intention.solve.causal.fading import fading
 from intention.solve.ladder import has_float64
 from intention.solve.problem import Tokens
 
@@ -44,7 +44,9 @@ def rooted(tokens: Tokens, transposed: bool) -> tuple[Tensor, Tensor]:
     start = root_of_state(tokens, gain, rows.shape[-1])
     if decay is None:
         start = _shortened(torch.cat([floor[:, 0, 0], start], 1), d)
-    starts = _starts(start, rows, fade)
+    before = _shortened(fade.to_end[:, :-1] * rows[:, :-1], d)
+    fades = torch.cat([torch.ones_like(fade.whole[:, :1]), fade.whole[:, :-1]], 1)
+    starts = _prefixes(torch.cat([start.unsqueeze(1), before], 1), fades)  # of the tokens before each chunk
     step = max(1, AT_ONCE // (batch * LENGTH * (2 * d + LENGTH) * rows.shape[-1]))
     found = []
     for first in range(0, rows.shape[1], step):
@@ -82,13 +84,6 @@ def root_of_state(tokens: Tokens, gain: Tensor, width: int) -> Tensor:
     size = torch.where(there, spectrum.clamp_min(eps * top), 0.0).sqrt().unsqueeze(-1)
     values = told / torch.where(size > 0, size, torch.inf)
     return torch.cat([gain.squeeze(1) * size * vectors.mT, values], -1)
-
-
-def _starts(start: Tensor, rows: Tensor, fade: Fading) -> Tensor:
-    """(B, n, d, d + k): the factor of the tokens before each chunk, from `start`."""
-    own = _shortened(fade.to_end[:, :-1] * rows[:, :-1], start.shape[1])
-    fades = torch.cat([torch.ones_like(fade.whole[:, :1]), fade.whole[:, :-1]], 1)
-    return _prefixes(torch.cat([start.unsqueeze(1), own], 1), fades)
 
 
 def _prefixes(factors: Tensor, fades: Tensor) -> Tensor:

@@ -14,7 +14,8 @@ from intention.solve.problem import Problem
 CHUNK = 1 << 24
 
 Solve = Callable[[Problem], tuple[Tensor, Report]]
-Taken = Callable[[int, int, int], Tensor]  # (first query, queries, keys) -> how much the keys count (B, queries, keys)
+# (first query, queries, keys) -> how much the keys count (B, queries, keys); None: as causality says
+Taken = Callable[[int, int, int], Tensor | None]
 
 
 def each_query(base: Problem, taken: Taken, causal: bool, solve: Solve) -> tuple[Tensor, Report]:
@@ -31,17 +32,16 @@ def each_query(base: Problem, taken: Taken, causal: bool, solve: Solve) -> tuple
         rows = min(step, m - start)
         seen = min(start + rows, n) if causal else n
         counted = taken(start, rows, seen)
+        if counted is None:
+            shown = triangle(rows, seen, base.key.device, start)
+            counted = shown.to(base.key.dtype).expand(batch, rows, seen)
         if base.weight is not None:
             counted = counted * base.weight.narrow(1, 0, seen).unsqueeze(1)
-        part = Problem(
-            base.query.narrow(1, start, rows).reshape(batch * rows, 1, d),
-            base.key.narrow(1, 0, seen),
-            base.value.narrow(1, 0, seen),
-            counted.reshape(batch * rows, seen),
-            alpha.narrow(1, start, rows).flatten() if alpha.dim() > 1 else alpha.repeat_interleave(rows, 0),
-            None if base.gain is None else base.gain.repeat_interleave(rows, 0),
-        )
-        out, report = solve(part)
+        query = base.query.narrow(1, start, rows).reshape(batch * rows, 1, d)
+        points = base.key.narrow(1, 0, seen), base.value.narrow(1, 0, seen), counted.reshape(batch * rows, seen)
+        own = alpha.narrow(1, start, rows).flatten() if alpha.dim() > 1 else alpha.repeat_interleave(rows, 0)
+        gain = None if base.gain is None else base.gain.repeat_interleave(rows, 0)
+        out, report = solve(Problem(query, *points, own, gain))
         outs.append(out.reshape(batch, rows, -1))
         reports.append(Report(*(x.reshape(batch, rows).amax(1) for x in report)))
     return torch.cat(outs, 1), Report(*(torch.stack(x).amax(0) for x in zip(*reports, strict=True)))

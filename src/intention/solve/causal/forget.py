@@ -28,7 +28,7 @@ from intention.solve.causal.chunks import chunked, half_solve
 from intention.solve.causal.fading import chunks, faded_sums, fading
 from intention.solve.causal.gradients import Slopes
 from intention.solve.ladder import FLOAT64, PRIMAL, Report, has_float64, pack
-from intention.solve.native import forget as native
+from intention.solve.native import causal as native
 from intention.solve.problem import Tokens
 
 # Tokens: the longest of which few forget more than SHORT, as long blocks need fewer factors and more steps.
@@ -119,7 +119,7 @@ class Few(NamedTuple):
 
 def solve(tokens: Tokens) -> tuple[Tensor, Tensor]:
     """Answers (B, N, k), or (B, N, d) without values, and a packed report: the worst token of each sequence."""
-    if (found := native.forward(tokens)) is not None:
+    if (found := native.forget_forward(tokens)) is not None:
         return found
     outs, reports = zip(*map(_solve_group, _groups(tokens)), strict=True)
     return torch.cat(outs), torch.cat(reports)
@@ -137,7 +137,7 @@ def _solve_group(tokens: Tokens) -> tuple[Tensor, Tensor]:
 
 def pull(grad: Tensor, tokens: Tokens, gates: bool = True) -> Slopes:
     """First-order gradients of all tensors, those of decays if asked for, in the precisions of the forward."""
-    if (found := native.backward(grad, tokens, gates)) is not None:
+    if (found := native.forget_backward(grad, tokens, gates)) is not None:
         return found
     parts = list(map(_pull_group, grad.split(SEQUENCES), _groups(tokens)))
     return tuple(None if xs[0] is None else torch.cat(xs) for xs in zip(*parts, strict=True))
@@ -306,9 +306,8 @@ def _base(own: Blocks) -> Base:
     squares, tiny = key.square(), torch.finfo(key.dtype).tiny
     largest = (before + squares.sum(1)).amax(-1)  # eigenvalues are at least diagonal entries,
     heavy = torch.linalg.vector_norm(sigma, dim=(1, 2)).square() / before.sum(-1).clamp_min(tiny)
-    heavy = torch.stack([largest, heavy, squares.sum(2).amax(-1)]).amax(
-        0
-    )  # means weighted by themselves, squares of keys
+    # means weighted by themselves, squares of keys
+    heavy = torch.stack([largest, heavy, squares.sum(2).amax(-1)]).amax(0)
     before.add_(beta.squeeze(-1))
     lower, failed = torch.linalg.cholesky_ex(sigma)
     eye = torch.eye(d, dtype=lower.dtype, device=lower.device)

@@ -10,6 +10,7 @@ D_ts (z_t k_s) (g_t v_s - c r_t k_s) and the like. They are taken in chunks, O(N
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from intention.solve.problem import Tokens
 
 LENGTH = 64  # tokens of a chunk
 
-Slopes = tuple[Tensor | None, ...]  # gradients, in the order of `Tokens`
+Slopes = tuple[Any, ...]  # gradients, in the order of `Tokens`; None for what is none
 Fits = Callable[[Tensor, bool, bool], Tensor]  # of other rows: (rows, values, transposed)
 
 
@@ -90,11 +91,6 @@ def pull(grad: Tensor, z: Tensor, r: Tensor, tokens: Tokens, later: Tensor | Non
 
 def faded(decay: Tensor | None, key: Tensor) -> Fading:
     return fading(torch.ones_like(key[..., 0]) if decay is None else decay, LENGTH).to(key.dtype)
-
-
-def per_token(alpha: Tensor) -> Tensor:
-    """(B, 1, 1) of one for each sequence, (B, N, 1) of one for each token."""
-    return alpha.unsqueeze(-1) if alpha.dim() > 1 else alpha.view(-1, 1, 1)
 
 
 def _tokens(x: Tensor, n: int) -> Tensor:

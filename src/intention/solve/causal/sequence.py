@@ -17,25 +17,15 @@ import torch
 from torch import Tensor
 
 from intention import _checks as checks
+from intention.solve import ladder
 from intention.solve.causal import forget, gradients
 from intention.solve.causal.by_roots import root_of_state, rooted
-from intention.solve.causal.each_query import each_query, triangle
+from intention.solve.causal.each_query import each_query
 from intention.solve.causal.fading import fading
 from intention.solve.causal.gradients import Slopes
 from intention.solve.causal.spans import pull_causal, solve_causal
 from intention.solve.factor import inverse_of_lower
-from intention.solve.ladder import (
-    QR,
-    SEQUENCE_ERROR,
-    SEQUENCE_RATIO,
-    Report,
-    has_float64,
-    pack,
-    screen,
-    unpack,
-    warn_inaccurate,
-    warn_of_error,
-)
+from intention.solve.ladder import QR, Report, has_float64, pack, unpack, warn_inaccurate
 from intention.solve.native import causal as native
 from intention.solve.operator import Note, Operator, Saved
 from intention.solve.problem import Plan, Problem, Tokens
@@ -110,10 +100,10 @@ def fits(*args: Any) -> tuple[tuple[Tensor, Tensor, Tensor], Seen]:
     if settled or not out.numel():
         return (out, _steep(condition), packed), Seen(False, None)
     derived = transposed or (tokens.decay is not None and tokens.value is None)
-    limit = DERIVED_RATIO if derived else SEQUENCE_RATIO
+    limit = DERIVED_RATIO if derived else ladder.SEQUENCE_RATIO
     least = tokens.alpha.amin(1) if tokens.alpha.dim() > 1 else tokens.alpha
-    usable = screen(least, tokens.weight, least, tokens.gain)
-    hard = ~(condition + 0 * usable < limit) | ~(error < SEQUENCE_ERROR)
+    usable = ladder.screen(least, tokens.weight, least, tokens.gain)
+    hard = ~(condition + 0 * usable < limit) | ~(error < ladder.SEQUENCE_ERROR)
     way = _steep(condition)
     if not bool(hard.any()):
         return (out.contiguous(), way, packed), Seen(False, None)
@@ -170,7 +160,8 @@ def _residual(tokens: Tokens, r: Tensor) -> Tensor:
     fade = gradients.faded(tokens.decay, key)
     rows, told = torch.cat([grad, r], -1), torch.cat([value, -share * key], -1)
     counted = key if weight is None else weight.unsqueeze(-1) * key
-    out = gradients.read(fade, rows, told, counted) - gradients.per_token(alpha) * r
+    alpha = alpha.unsqueeze(-1) if alpha.dim() > 1 else alpha.view(-1, 1, 1)
+    out = gradients.read(fade, rows, told, counted) - alpha * r
     if gram is None:
         return out
     d = key.shape[2]
@@ -210,11 +201,8 @@ def _query_by_query(tokens: Tokens) -> tuple[Tensor, Report]:
     base, decay = Problem(tokens.query, tokens.key, value, tokens.weight, tokens.alpha, tokens.gain), tokens.decay
     share = None if decay is None else fading(decay, decay.shape[1]).share.squeeze(1).to(base.key.dtype)
 
-    def taken(start: int, rows: int, seen: int) -> Tensor:
-        if share is not None:
-            return share[:, start : start + rows, :seen]
-        shown = triangle(rows, seen, base.key.device, start)
-        return shown.to(base.key.dtype).expand(base.key.shape[0], rows, seen)
+    def taken(start: int, rows: int, seen: int) -> Tensor | None:
+        return None if share is None else share[:, start : start + rows, :seen]
 
     def solve(part: Problem) -> tuple[Tensor, Report]:
         if tokens.value is None:
@@ -280,11 +268,10 @@ def _warn_of_alpha(grad: Tensor, tokens: Tokens, found: Tensor | None) -> None:
         return
     cross = None if cross is None else _rounded(cross)
     moved = _pull(grad, tokens._replace(gram=_rounded(gram), cross=cross), False, _plain)[4]
-    assert moved is not None
     gap, size = (x.double().reshape(len(gram), -1).norm(dim=1) for x in (moved - found, found))
     error = torch.where(gap > 0, gap / size, 0.0)
     remedy = "or give all tokens in one call: of the tokens in a state only sums are known"
-    warn_of_error(error, "gradients of alpha", remedy)
+    ladder.warn_of_error(error, "gradients of alpha", remedy)
 
 
 def _rounded(sums: Tensor) -> Tensor:
@@ -300,8 +287,6 @@ def _lost(found: Slopes, tokens: Tokens) -> Tensor:
     the gradient of the query, eps |A_t| |A_t^-1| is rounding. |A_t^-1| is 1 / alpha until keys point everywhere.
     """
     query, key, _, weight, alpha, gain, gram, *_ = tokens.each(Tensor.double)
-    assert found[0] is not None
-    assert found[4] is not None
     counted = key if weight is None else weight.unsqueeze(-1) * key
     few, c = 2 * key.shape[2], 1.0 if gain is None else gain
     start = torch.bmm(counted[:, :few].mT, key[:, :few])

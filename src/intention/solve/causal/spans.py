@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from intention.solve.causal.chunks import (
-    BLOCK,
-    Before,
-    Chunked,
-    Later,
-    Pulled,
-    answers,
-    blocks,
-    chunked,
-    fit_before,
-    fit_chunks,
-    pull_chunks,
-    running,
-)
+from intention.solve.causal import chunks
+from intention.solve.causal.chunks import BLOCK, Before, Chunked, Later, Pulled, chunked, running
 from intention.solve.ladder import FLOAT64, PRIMAL, Report, has_float64, pack
 from intention.solve.native import causal as native
 from intention.solve.problem import Tokens
@@ -72,8 +61,8 @@ def _solve_group(tokens: Tokens, out: Tensor) -> Report:
         shape = own.key.shape[:3]
         last = first + shape[1] * shape[2]
         into = out[:, first:last].unflatten(1, shape[1:])
-        for where, part, fits in blocks(span.own, span.before):
-            into[:, :, where] = answers(part, fits).unflatten(0, shape[:2])
+        for where, part, fits in chunks.blocks(span.own, span.before):
+            into[:, :, where] = chunks.answers(part, fits).unflatten(0, shape[:2])
         ratio, working = span.before.ratio.view(shape[:2]).amax(1), span.own.key.dtype
         ratios.append(ratio.to(dtype))
         errors.append((ratio * torch.finfo(working).eps).to(dtype))
@@ -110,7 +99,10 @@ def _pull_group(grad: Tensor, tokens: Tokens) -> Tokens:
     before = [Prefix(tokens.gram, tokens.cross)]
     for own in spans[:-1]:
         before.append(_add(before[-1], own))
-    later, pulled = _nothing(tokens), []
+    d, k = tokens.key.shape[-1], 0 if tokens.value is None else tokens.value.shape[-1]
+    wide = torch.float64 if has_float64(tokens.key.device) else tokens.key.dtype
+    none = tokens.key.new_zeros(len(tokens.key), d, d + k, dtype=wide)  # what comes after the last token
+    later, pulled = Later(None if tokens.value is None else none[..., d:], none[..., :d]), []
     for own, arrived, sums in reversed(list(zip(spans, grads, before, strict=True))):
         span = fit_span(own, sums, True)
         arrived = arrived.to(span.own.key.dtype).flatten(0, 1)
@@ -118,7 +110,7 @@ def _pull_group(grad: Tensor, tokens: Tokens) -> Tokens:
         if tokens.value is None:  # S before each chunk, flat
             step = _counted(span.own).mT @ span.own.key
             gram = running(sums.gram, step.unflatten(0, own.key.shape[:2]))[0].flatten(0, 1)
-        part, later = pull_chunks(arrived, span.own, fit_chunks(span.own, span.before), later, gram)
+        part, later = chunks.pull_chunks(arrived, span.own, chunks.fit_chunks(span.own, span.before), later, gram)
         pulled.append(part)
     return _grads(pulled[::-1], later, tokens)
 
@@ -142,13 +134,10 @@ def _spans(tokens: Tokens, longest: int) -> list[Chunked]:
     while first < n or not spans:
         size = max(1, min(n - first, first or FIRST, longest))
         count = max(1, min(several, (n - first) // size)) if size == longest else 1
-        spans.append(chunked(_part(tokens, first, first + count * size), size))
+        own = (None if x is None else x[:, first : first + count * size] for x in tokens[:4])
+        spans.append(chunked(Tokens._make((*own, *tokens[4:])), size))
         first += count * size
     return spans
-
-
-def _part(tokens: Tokens, first: int, last: int) -> Tokens:
-    return Tokens._make((*(None if x is None else x[:, first:last] for x in tokens[:4]), *tokens[4:]))
 
 
 def fit_span(own: Chunked, before: Prefix, last: bool) -> Span:
@@ -170,19 +159,19 @@ def _first_ratio(own: Chunked) -> Tensor:
     return squares.sum(1).amax(-1) * gain / alpha + 1
 
 
-def _fit(chunks: Chunked, before: Prefix, last: bool, dtype: torch.dtype) -> Span:
-    shape, own = chunks.key.shape[:2], chunks.flat(dtype)
+def _fit(given: Chunked, before: Prefix, last: bool, dtype: torch.dtype) -> Span:
+    shape, own = given.key.shape[:2], given.flat(dtype)
     key = _counted(own)
     if last and shape[1] == 1:
         gram, cross = (None if x is None else x.to(dtype, copy=True) for x in before)
-        return Span(own, fit_before(own, gram, cross, (key * own.key).sum(1)), Prefix(None, None))
+        return Span(own, chunks.fit_before(own, gram, cross, (key * own.key).sum(1)), Prefix(None, None))
     step, cross, all_cross = torch.bmm(key.mT, own.key), None, None
     gram, all_gram = running(before.gram, step.unflatten(0, shape))
     if own.value is not None:
         cross, all_cross = running(before.cross, torch.bmm(key.mT, own.value).unflatten(0, shape))
         cross = cross.flatten(0, 1)
     start = None if before.gram is None and shape[1] == 1 else gram.flatten(0, 1)
-    fits = fit_before(own, start, cross, step.diagonal(0, -2, -1))
+    fits = chunks.fit_before(own, start, cross, step.diagonal(0, -2, -1))
     return Span(own, fits, Prefix(all_gram, all_cross))
 
 
@@ -201,22 +190,19 @@ def _add(before: Prefix, own: Chunked) -> Prefix:
     return Prefix(gram if before.gram is None else before.gram + gram, cross)
 
 
-def _nothing(tokens: Tokens) -> Later:
-    """Of what comes after the last token."""
-    d, k = tokens.key.shape[-1], 0 if tokens.value is None else tokens.value.shape[-1]
-    wide = torch.float64 if has_float64(tokens.key.device) else tokens.key.dtype
-    zeros = tokens.key.new_zeros(tokens.key.shape[0], d, d + k, dtype=wide)
-    return Later(None if tokens.value is None else zeros[..., d:], zeros[..., :d])
-
-
 def _grads(pulled: list[Pulled], later: Later | None, tokens: Tokens) -> Tokens:
     """The gradients of spans as those of the call; `later` is asked for where there is a state."""
 
-    def joined(name: str) -> Tensor | None:
-        parts = [getattr(part, name) for part in pulled]
-        return None if parts[0] is None else _join([part.to(tokens.key.dtype) for part in parts], tokens)
+    def joined(parts: Sequence[Any]) -> Any:
+        """(B, N, ...) of flat chunks."""
+        if parts[0] is None:
+            return None
+        flat = [x.to(tokens.key.dtype).unflatten(0, (len(tokens.key), -1)).flatten(1, 2) for x in parts]
+        return flat[0] if len(flat) == 1 else torch.cat(flat, 1)
 
-    alpha, gain = (torch.stack([getattr(part, name) for part in pulled]).sum(0) for name in ("alpha", "gain"))
+    *own, alpha, gain = zip(*pulled, strict=True)
+    alpha, gain = (torch.stack(parts).sum(0) for parts in (alpha, gain))
+    query, key, value, weight = map(joined, own)
     gram = cross = None
     if tokens.gram is not None and later is not None:
         gain = gain - (tokens.gram * later.gram).sum((1, 2))
@@ -224,22 +210,6 @@ def _grads(pulled: list[Pulled], later: Later | None, tokens: Tokens) -> Tokens:
         gram = (share * later.gram).to(tokens.gram.dtype)
     if tokens.cross is not None and later is not None and later.cross is not None:
         cross = later.cross.to(tokens.cross.dtype)
-    query, key = joined("query"), joined("key")
-    assert query is not None
-    assert key is not None
-    return Tokens(
-        query,
-        key,
-        joined("value"),
-        None if tokens.weight is None else joined("weight"),
-        alpha.to(tokens.alpha.dtype),
-        None if tokens.gain is None else gain.to(tokens.gain.dtype),
-        gram,
-        cross,
-    )
-
-
-def _join(parts: list[Tensor], tokens: Tokens) -> Tensor:
-    """(B, N, ...) of flat chunks."""
-    flat = [part.unflatten(0, (len(tokens.key), -1)).flatten(1, 2) for part in parts]
-    return flat[0] if len(flat) == 1 else torch.cat(flat, 1)
+    weight = None if tokens.weight is None else weight
+    alpha, gain = alpha.to(tokens.alpha.dtype), None if tokens.gain is None else gain.to(tokens.gain.dtype)
+    return Tokens(query, key, value, weight, alpha, gain, gram, cross)

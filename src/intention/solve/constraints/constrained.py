@@ -81,7 +81,15 @@ def constrained(w: Tensor, solve: Callable[[Tensor], Tensor], constraints: tuple
     p = gap.shape[-1]
     gap, terms = gap.expand(*lead, p), terms.expand(*lead, p)
     found = active_set(system.expand(*lead, p, p).reshape(-1, p, p), gap.reshape(-1, p), equal, terms.reshape(-1, p))
-    _require_solution(found.feasible, found.converged)
+    if not bool(found.feasible.all()):
+        count, whole = int((~found.feasible).sum()), found.feasible.numel()
+        raise ValueError(
+            f"the constraints contradict each other in {count} of {whole} problems (batch elements times "
+            "columns of w): no w satisfies them all; check the signs (C'w >= c), or relax c"
+        )
+    if not bool(found.converged.all()):
+        nearly = "the active set did not settle; the constraints are nearly dependent, remove those that repeat"
+        raise RuntimeError(nearly)
     active = found.active.reshape(*lead, p)
     out, _ = on_planes(w, normal, moved, bound, active)
     lost = torch.isnan(found.multiplier).any(-1).reshape(*lead, 1)  # of keys, values or C that are not finite
@@ -128,15 +136,3 @@ def _stacked(constraints: tuple[Constraint, ...]) -> tuple[Tensor, Tensor, Tenso
     bound = torch.cat([c.bound.expand(*lead, *c.bound.shape[-2:]) for c in constraints], -2)
     kinds = [c.kind == "eq" for c in constraints for _ in range(c.normal.shape[-1])]
     return normal, bound, torch.tensor(kinds, device=normal.device)
-
-
-def _require_solution(feasible: Tensor, converged: Tensor) -> None:
-    if bool((feasible & converged).all()):
-        return
-    if not bool(feasible.all()):
-        count = int((~feasible).sum())
-        raise ValueError(
-            f"the constraints contradict each other in {count} of {feasible.numel()} problems (batch elements times "
-            "columns of w): no w satisfies them all; check the signs (C'w >= c), or relax c"
-        )
-    raise RuntimeError("the active set did not settle; the constraints are nearly dependent, remove those that repeat")

@@ -121,8 +121,6 @@ def _pull(grads: Sequence[Tensor], saved: Saved, needs: Sequence[bool]) -> tuple
     """Of any order."""
     matrix, weight, alpha, gain = saved.tensors
     out, _, packed = saved.outputs
-    assert matrix is not None
-    assert alpha is not None
     grad, grad_logdet = grads
     # dA = -A d(cS) A - B A dalpha + alpha B dW B' and dlogdet = <A, d(cS)> + tr(B) dalpha + <(c S B)_ii, dw_i>
     grad = (grad + grad.mT) / 2

@@ -21,6 +21,8 @@ _DTYPES = (torch.float32, torch.float64)
 _PLAIN_TYPES = (Tensor, torch.nn.Parameter)
 # Beyond this size of Sigma products dominate, and torch's run on every core.
 LARGEST = 512
+# those of a problem, or without values
+Tensors = tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor, Tensor | None]
 
 
 def readable(x: Tensor, dtype: torch.dtype) -> bool:
@@ -80,21 +82,13 @@ class Call(NamedTuple):
     alive: tuple[Tensor | None, ...]  # the pointers look at these
 
 
-def call(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor | None,
-    weight: Tensor | None,
-    alpha: Tensor,
-    gain: Tensor | None,
-    plan: Plan,
-    inverse: bool,
-) -> Call | None:
+def call(tensors: Tensors, plan: Plan, inverse: bool) -> Call | None:
     """None where the kernels do not apply. The shapes are those of `Problem`."""
+    query, key, value, weight, alpha, gain = tensors
     dtype = query.dtype
     if dtype not in _DTYPES:
         return None
-    for x in (query, key, value, weight, alpha, gain):
+    for x in tensors:
         if x is not None and not readable(x, dtype):
             return None
     (points, features), queries = key.shape[-2:], query.shape[-2]

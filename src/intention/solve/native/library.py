@@ -78,13 +78,8 @@ def info() -> Info:
     gets), ``reason`` (why it is not native; None if it is) and ``threads`` (those of torch, which the kernels keep to).
     """
     found = _look()
-    return {
-        "native": found.library is not None,
-        "path": found.path,
-        "arch": found.arch,
-        "reason": found.reason,
-        "threads": torch.get_num_threads(),
-    }
+    native, threads = found.library is not None, torch.get_num_threads()
+    return Info(native=native, path=found.path, arch=found.arch, reason=found.reason, threads=threads)
 
 
 @contextmanager

@@ -34,7 +34,7 @@ def forward(problem: Problem, plan: Plan, keep: bool = True) -> Fitted | None:
     query, columns = problem.query, problem.value.shape[-1]
     size, batch = problem.key.shape[-2 if plan.dual else -1], problem.alpha.shape[0]
     inverse = wants_inverse(size, columns)
-    if (block := call(*problem, plan, inverse)) is None:
+    if (block := call(problem, plan, inverse)) is None:
         return None
     out, report = query.new_empty((*query.shape[:-1], columns)), query.new_empty((batch, 3))
     coef = matrix = report  # without `keep` nobody looks at them
@@ -52,27 +52,22 @@ def backward(
 
     Those are beyond the kernels' routes. Without a report all are by the plain factor.
     """
-    query, key, value, weight, alpha, gain = problem
+    query, key, _, weight, alpha, gain = problem
     needs_weight, needs_gain = needs.weight and weight is not None, needs.gain and gain is not None
     function = kernel("intention_ridge_backward")
     if function is None or not (readable(coef, query.dtype) and readable(matrix, query.dtype)):
         return None
-    block = call(*problem, plan, wants_inverse(matrix.shape[-1], coef.shape[-1]))
+    block = call(problem, plan, wants_inverse(matrix.shape[-1], coef.shape[-1]))
     if block is None or (read := incoming(grad, query.dtype)) is None:
         return None
     coef, matrix = coef.contiguous(), matrix.contiguous()
     route = (0, 0) if packed is None else (packed.data_ptr(), packed.stride(0))
     batch = alpha.shape[0]
     lead = (batch,) if query.dim() == 3 else query.shape[:-2]
-    grads = Grads(
-        room(query, query.shape) if needs.query else None,
-        room(key, (*lead, *key.shape[-2:])) if needs.key else None,
-        room(value, (*lead, *value.shape[-2:])) if needs.value else None,
-        key.new_empty((batch, key.shape[-2])) if needs_weight else None,
-        key.new_empty(batch) if needs.alpha else None,
-        key.new_empty(batch) if needs_gain else None,
-        key.new_empty(batch) if needs.alpha else None,
-    )
+    own = (room(x, (*lead, *x.shape[-2:])) if need else None for x, need in zip(problem[:3], needs[:3], strict=True))
+    to_weight = key.new_empty((batch, key.shape[-2])) if needs_weight else None
+    each = (key.new_empty(batch) if need else None for need in (needs.alpha, needs_gain, needs.alpha))
+    grads = Grads._make((*own, to_weight, *each))
     d_query, d_key, d_value, d_weight, d_alpha, d_gain, terms = map(pointer, grads)
     ends = coef.data_ptr(), matrix.data_ptr(), *route, 0, *read[1]
     status = function(BACKWARD.pack(*block.numbers, *ends, d_query, d_key, d_value, d_weight, d_alpha, terms, d_gain))
@@ -90,7 +85,7 @@ def rows_forward(points: Points, inverse: bool, keep: bool = True) -> Moved | No
     """rows Sigma^-1. None where the kernels do not apply. Without `keep` the factor is anything."""
     rows, key, weight, alpha, gain = points
     function = kernel("intention_transform_forward")
-    if function is None or (block := call(rows, key, None, weight, alpha, gain, _ROWS, inverse)) is None:
+    if function is None or (block := call((rows, key, None, weight, alpha, gain), _ROWS, inverse)) is None:
         return None
     batch, n = alpha.shape[0], key.shape[-1]
     out, packed = rows.new_empty(rows.shape), rows.new_empty((batch, 3))
@@ -108,7 +103,7 @@ def rows_backward(
     function = kernel("intention_transform_backward")
     if function is None or not readable(matrix, out.dtype):
         return None
-    block = call(rows, key, None, weight, alpha, gain, _ROWS, inverse)
+    block = call((rows, key, None, weight, alpha, gain), _ROWS, inverse)
     if block is None or (read := incoming(grad, out.dtype)) is None:
         return None
     matrix, out = matrix.contiguous(), out.contiguous()

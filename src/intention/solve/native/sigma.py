@@ -9,17 +9,7 @@ import torch
 from torch import Tensor
 
 from intention.solve.factor import wants_inverse
-from intention.solve.native.call import (
-    BACKWARD,
-    FORWARD,
-    LARGEST,
-    SOME_LEFT,
-    Call,
-    call,
-    incoming,
-    pointer,
-    room,
-)
+from intention.solve.native.call import BACKWARD, FORWARD, LARGEST, SOME_LEFT, Call, call, incoming, pointer, room
 from intention.solve.native.library import available, kernel
 from intention.solve.problem import Grads, Needs, Plan, Problem
 from intention.solve.torch_state import sum_neighbours
@@ -95,13 +85,10 @@ def _call(problem: Problem, parts: int) -> Call | None:
     n, d = key.shape[-2:]
     inverse = wants_inverse(min(n, d), query.shape[-2])
     if parts > 1:  # as neighbours that share their keys
-        query, key, value = (
-            query.reshape(-1, query.shape[-2] // parts, d),
-            key.reshape(-1, n, d),
-            value.reshape(-1, n, value.shape[-1]),
-        )
+        query = query.reshape(-1, query.shape[-2] // parts, d)
+        key, value = key.reshape(-1, n, d), value.reshape(-1, n, value.shape[-1])
         alpha, gain = alpha.repeat_interleave(parts), None if gain is None else gain.repeat_interleave(parts)
-    return call(query, key, value, None, alpha, gain, _PLANS[n < d], inverse)
+    return call((query, key, value, None, alpha, gain), _PLANS[n < d], inverse)
 
 
 def parts_of(batch: int, queries: int) -> int | None:

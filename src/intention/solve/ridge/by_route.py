@@ -8,24 +8,9 @@ import torch
 from torch import Tensor
 
 from intention import _checks as checks
+from intention.solve import ladder
 from intention.solve.factor import LIMITS, Factor, solve, wants_inverse
-from intention.solve.ladder import (
-    FLOAT64,
-    METHODS,
-    PINV,
-    PRIMAL,
-    QR,
-    REFINED,
-    base_report,
-    climb,
-    climb_on,
-    has_float64,
-    pack,
-    redo_problem,
-    screen,
-    served_all,
-    unpack,
-)
+from intention.solve.ladder import FLOAT64, PINV, PRIMAL, QR, REFINED, has_float64, pack, unpack
 from intention.solve.native import ridge as native
 from intention.solve.native.call import PLAIN, SOME_LEFT
 from intention.solve.problem import Fit, Grads, Needs, Plan, Problem, fit, pick, predict, refine
@@ -63,12 +48,12 @@ def solve_batch(problem: Problem, plan: Plan, solver: str, keep: bool = True) ->
         return (out.view(shape), fitted.coef, fitted.factor.matrix, packed), False
     fitted = fit(problem, plan, "cholesky")
     out, coef = predict(fitted, plan), fitted.coef
-    ratio = screen(fitted.factor.ratio, problem.weight, problem.alpha, problem.gain)
+    ratio = ladder.screen(fitted.factor.ratio, problem.weight, problem.alpha, problem.gain)
     plain = ratio.amax().item() < LIMITS[out.dtype, plan.dual].easy  # the one look at the host; NaN is not less
     if plain:
-        report = base_report(plan.dual, ratio, out.dtype)
+        report = ladder.base_report(plan.dual, ratio, out.dtype)
     else:
-        out, coef, report = climb(problem, plan, fitted, out.contiguous())
+        out, coef, report = ladder.climb(problem, plan, fitted, out.contiguous())
     return (out.view(shape), coef, fitted.factor.matrix, pack(report)), plain
 
 
@@ -80,7 +65,7 @@ def _checked(problem: Problem, plan: Plan, found: native.Fitted) -> Solution:
         flat, report = problem.expanded(), unpack(packed)
         left = ~(report.condition < LIMITS[out.dtype, plan.dual].easy) & (report.route < REFINED)
         todo = left.nonzero()[:, 0]
-        climb_on(flat, plan, out.view(flat.query.shape[0], *out.shape[-2:]), report, todo)
+        ladder.climb_on(flat, plan, out.view(flat.query.shape[0], *out.shape[-2:]), report, todo)
     return out, coef, matrix, packed
 
 
@@ -93,9 +78,9 @@ def _named(problem: Problem, plan: Plan, solver: str) -> tuple[Tensor, Fit, Tens
     size = None
     if solver in _NAMED_ROUTE:
         fitted, size = refine(fitted, plan)
-    ratio = screen(fitted.factor.ratio, problem.weight, problem.alpha, problem.gain)
+    ratio = ladder.screen(fitted.factor.ratio, problem.weight, problem.alpha, problem.gain)
     out = torch.where(torch.isfinite(ratio).view(-1, 1, 1), predict(fitted, plan), torch.nan).to(dtype)
-    report = base_report(plan.dual, ratio.to(dtype), dtype)
+    report = ladder.base_report(plan.dual, ratio.to(dtype), dtype)
     if size is not None:
         report = report._replace(route=torch.full_like(report.route, _NAMED_ROUTE[solver]), error=size.to(dtype))
     return out, fitted, pack(report)
@@ -159,7 +144,7 @@ def _widened(grad: Tensor, needed: bool) -> bool:
 def _by_route(grad: Tensor, known: Known, needs: Needs) -> Grads:
     """All elements by the plain factor, then those of every other route again, their own way."""
     needs_weight = needs.weight and known.problem.weight is not None
-    plain = served_all(known.packed) if known.plain is None else known.plain
+    plain = ladder.served_all(known.packed) if known.plain is None else known.plain
     if plain and not _widened(grad, needs.alpha or needs_weight):
         return _replay(grad, known, "auto", needs)
     route = unpack(known.packed).route
@@ -213,8 +198,8 @@ def _redo(grad: Tensor, known: Known, index: Tensor | None, code: int, needs: Ne
         sub, inverse = problem.take(index, dtype), wants_inverse(matrix.shape[-1], coef.shape[-1])
         factor, coef = Factor(pick(matrix, index, dtype), inverse, matrix), pick(coef, index, dtype)
     else:
-        sub = redo_problem(problem, index, code)
-        fitted = fit(sub, plan, METHODS[code])
+        sub = ladder.redo_problem(problem, index, code)
+        fitted = fit(sub, plan, ladder.METHODS[code])
         for _ in range(STEPS_OF_SVD if code == PINV else 1):
             fitted, _ = refine(fitted, plan)
         factor, coef = fitted.factor, fitted.coef

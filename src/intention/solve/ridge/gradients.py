@@ -6,7 +6,7 @@ every higher order (with an `invert` that autograd can follow).
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,20 +30,11 @@ def pullback(
     if not plan.intercept:
         inner = _dual if plan.dual else _primal
         return inner(problem, grad * plan.scale if plan.scale != 1 else grad, invert, coef, needs, mode)
-    return _with_intercept(problem, plan, grad, invert, coef, needs, mode)
-
-
-def _with_intercept(
-    problem: Problem, plan: Plan, grad: Tensor, invert: Invert, coef: Tensor, needs: Needs, mode: Mode
-) -> Grads:
     # out = (Q - mu_K) W + mu_V with mu = sum_i w_i x_i / sum_i w_i
     centred, _, share, total = problem.centred()
     below = plan._replace(intercept=False)
     all_three = needs._replace(query=True, key=True, value=True)
-    g = pullback(centred, below, grad, invert, coef, all_three, mode)
-    assert g.query is not None
-    assert g.key is not None
-    assert g.value is not None
+    g: Any = pullback(centred, below, grad, invert, coef, all_three, mode)
     mean_key = -g.query.sum(1, keepdim=True) - g.key.sum(1, keepdim=True)  # (B, 1, d)
     mean_value = grad.sum(1, keepdim=True) - g.value.sum(1, keepdim=True)  # (B, 1, k)
     key, value, weight = g.key + share.unsqueeze(-1) * mean_key, g.value + share.unsqueeze(-1) * mean_value, g.weight

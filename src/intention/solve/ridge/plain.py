@@ -75,17 +75,13 @@ def _layout(
     told = (dtype == torch.float64, threads, batch, inner, 1, points, queries, features, columns)
     places = [x for s in strides for x in (0, s[0], s[1] if len(s) == 4 else 0, s[-2])]
     cell = None if alpha is None else array.array("f" if dtype == torch.float32 else "d", [alpha])
-    given = (*told, dual, intercept, inverse, scale, *LIMITS[dtype, dual], *places, 0, 0, *_place(cell))
+    at = 0 if cell is None else cell.buffer_info()[0]  # one number in memory, which all elements read
+    given = (*told, dual, intercept, inverse, scale, *LIMITS[dtype, dual], *places, 0, 0, at, 0)
     block = array.array("q", BACKWARD.pack(*given, *[0] * (_NUMBERS - len(given))))
     dense = all(_contiguous(x, s) for x, s in zip(shapes, strides, strict=True))
     out, first, second = (*lead, queries, columns), 3 * batch, 3 * batch + batch * size * columns
     ends = first * dtype.itemsize, second * dtype.itemsize
     return Layout(block, cell, dense, dense and out == value, batch, out, second + batch * size * size, ends)
-
-
-def _place(cell: array.array[float] | None) -> tuple[int, int]:
-    """One number in memory, which all elements read."""
-    return (0 if cell is None else cell.buffer_info()[0]), 0
 
 
 def _contiguous(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:

@@ -113,12 +113,8 @@ def _shapes(
 ) -> Solution:
     batch, (n, d), k, (dual, _, _, solver) = alpha.shape[0], key.shape[-2:], value.shape[-1], options
     size, dtype = n if dual else d, torch.float64 if solver == "float64" else query.dtype
-    return (
-        query.new_empty(*query.shape[:-1], k),
-        query.new_empty(batch, size, k, dtype=dtype),
-        query.new_empty(batch, size, size, dtype=dtype),
-        query.new_empty(batch, 3),
-    )
+    coef, matrix = (query.new_empty(batch, size, width, dtype=dtype) for width in (k, size))
+    return query.new_empty(*query.shape[:-1], k), coef, matrix, query.new_empty(batch, 3)
 
 
 def _pull(grads: Sequence[Tensor], saved: Saved, needs: Sequence[bool]) -> tuple[Tensor | None, ...]:

@@ -64,7 +64,9 @@ def _answer(
 def _outputs(found: native.Attended, keep: bool) -> Solution:
     if not keep:
         return found.out, found.packed, found.packed, found.packed
-    return found.out, _joined(found.kept, found.parts), found.matrix[:: found.parts], found.packed
+    parts, kept = found.parts, found.kept  # (B * parts, 2, M / parts) -> (B, 2, M)
+    kept = kept if parts == 1 else kept.unflatten(0, (-1, parts)).transpose(1, 2).flatten(2)
+    return found.out, kept, found.matrix[::parts], found.packed
 
 
 def _pull(grads: Sequence[Tensor], saved: Saved, needs: Sequence[bool]) -> tuple[Tensor | None, ...]:
@@ -94,11 +96,6 @@ def _asked(saved: Saved, needs: Sequence[bool]) -> tuple[Problem, Needs]:
     query, key, value, alpha, gain = saved.tensors
     problem = Problem._make((query, key, value, None, alpha, gain))
     return problem, Needs._make((*needs[:3], False, *needs[3:]))
-
-
-def _joined(kept: Tensor, parts: int) -> Tensor:
-    """(B * parts, 2, M / parts) -> (B, 2, M)"""
-    return kept if parts == 1 else kept.unflatten(0, (-1, parts)).transpose(1, 2).flatten(2)
 
 
 def _in_torch(problem: Problem) -> tuple[Tensor, Tensor]:
@@ -135,11 +132,6 @@ def _attended(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return out.squeeze(0)
 
 
-def _softmax(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """The same, written out."""
-    return torch.bmm(torch.softmax(torch.bmm(query, key.mT), -1), value)
-
-
 def _written_out(grad: Tensor, problem: Problem, needs: Needs, packed: Tensor) -> tuple[Tensor | None, ...]:
     """The gradients by operations of which torch knows every derivative: its fused attention has but one."""
     again, once = torch.is_grad_enabled(), unobserved()
@@ -149,20 +141,15 @@ def _written_out(grad: Tensor, problem: Problem, needs: Needs, packed: Tensor) -
         own = Problem._make(None if x is None else x.view_as(x) for x in problem)
         same = own.take(None, wide)
         moved, key, _ = _transformed(same)
-        out = (_attended if once else _softmax)(moved, key, same.value)
+        out = _attended(moved, key, same.value) if once else torch.softmax(moved @ key.mT, -1) @ same.value
         wanted = [x for x, need in zip(own, needs, strict=True) if need and x is not None]
         found = iter(torch.autograd.grad(out, wanted, grad.to(wide), create_graph=again))
     return tuple(next(found) if need and x is not None else None for x, need in zip(problem, needs, strict=True))
 
 
-def _shapes(query: Tensor, key: Tensor, value: Tensor, *_: Tensor | None) -> Solution:
+def _shapes(query: Tensor, key: Tensor, value: Tensor, *_: Tensor | None) -> tuple[Tensor, ...]:
     (batch, m), k, n = query.shape[:2], value.shape[2], min(key.shape[1:])
-    return (
-        query.new_empty(batch, m, k),
-        query.new_empty(batch, 2, m),
-        query.new_empty(batch, n, n),
-        query.new_empty(batch, 3),
-    )
+    return tuple(query.new_empty(batch, *own) for own in ((m, k), (2, m), (n, n), (3,)))
 
 
 SIGMA = Operator(

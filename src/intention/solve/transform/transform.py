@@ -13,13 +13,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from intention.solve.factor import by_gain, spectrum, wants_inverse
-from intention.solve.ladder import PINV, has_float64, served_all, unpack
+from intention import _checks as checks
+from intention.solve import ladder
+from intention.solve.factor import EASY, Factor, by_gain, factored, sigma_times, solve_rows, spectrum, wants_inverse
+from intention.solve.ladder import FLOAT64, PINV, PRIMAL, QR, Again, Report, has_float64, pack, unpack
 from intention.solve.native import ridge as native
+from intention.solve.native.call import PLAIN, SOME_LEFT
 from intention.solve.operator import Note, Operator, Saved
-from intention.solve.problem import Invert, Plan, Problem, pick
+from intention.solve.problem import Invert, Plan, Problem, pick, relative_size
 from intention.solve.torch_state import eager, sum_neighbours, unobserved
-from intention.solve.transform.rows import transform_rows
 
 # The share of alpha's gradient up to which a rounding of what comes in is let be.
 SURE = 1e-5
@@ -67,31 +69,120 @@ def _again(
     return out, Factored(matrix, packed, bool(note.seen))
 
 
-def _problem(tensors: Sequence[Any]) -> Problem:
-    return Problem.of_points(*tensors[:5])
+def transform_rows(
+    rows: Tensor,
+    key: Tensor,
+    weight: Tensor | None,
+    alpha: Tensor,
+    gain: Tensor | None,
+    matrix: Tensor | None,
+    packed: Tensor | None,
+    solver: str,
+    inverse: bool,
+    plain: bool,
+    keep: bool = True,
+) -> tuple[tuple[Tensor, Tensor, Tensor], bool]:
+    """Returns (X, factor, packed report), and whether the plain factor served every element.
+
+    A given factor and report are used again; `plain` belongs to them. Without `keep` nobody looks at the factor, and it
+    may be anything.
+    """
+    found = None
+    if solver == "auto" and matrix is None:
+        found = native.rows_forward((rows, key, weight, alpha, gain), inverse, keep)
+        if found is not None and found.status == PLAIN:
+            return (found.out, found.matrix, found.packed), True
+        if found is not None and found.status != SOME_LEFT:
+            ladder.warn_inaccurate(unpack(found.packed))
+            return (found.out, found.matrix, found.packed), False
+    problem = Problem.of_points(rows, key, weight, alpha, gain).expanded()
+    if solver == "float64" and rows.dtype != torch.float64:
+        wide = problem.take(None, torch.float64).points()
+        (out, factor, report), plain = transform_rows(*wide, matrix, packed, solver, inverse, plain)
+        return (out.to(rows.dtype), factor, report), plain
+    x, _ = problem.weighted()
+    problem = Problem.of_points(rows, x, None, alpha, gain)
+    if solver in ("qr", "pinv"):
+        inverse = solver == "pinv"
+    if found is not None:
+        factor = Factor(found.matrix, inverse, found.packed[:, 1])
+    elif matrix is None:
+        factor = factored(solver, x, alpha, gain, inverse)
+    else:
+        factor = Factor(matrix, inverse, matrix.new_ones(matrix.shape[0]))
+    out = solve_rows(factor, rows) if found is None else found.out
+    if solver in ("qr", "pinv", "float64"):
+        out, _ = _refine(out, problem, factor)
+    if matrix is not None and packed is not None:
+        if solver == "auto" and not plain:
+            report = unpack(packed)
+            out, _ = _climb(problem, out, report, report.route)
+        return (out, matrix.clone(), packed.clone()), plain
+    ratio = ladder.screen(factor.ratio, weight, alpha, gain)
+    if solver != "auto":
+        out = torch.where(torch.isfinite(ratio).view(-1, 1, 1), out, torch.nan)
+        report = ladder.base_report(False, ratio, rows.dtype)
+        code = {"cholesky": PRIMAL, "float64": FLOAT64, "qr": QR, "pinv": PINV}[solver]
+        return (out, factor.matrix, pack(report._replace(route=torch.full_like(ratio, code)))), False
+    if not ratio.amax().item() < EASY[rows.dtype]:  # the one look at the host; NaN is not less
+        checks.require_values(weight, alpha, gain)
+        start = ladder.base_report(False, ratio, rows.dtype) if found is None else unpack(found.packed)
+        out, report = _climb(problem, out, start, None)
+        ladder.warn_inaccurate(report)
+        return (out, factor.matrix, pack(report)), False
+    return (out, factor.matrix, pack(ladder.base_report(False, ratio, rows.dtype))), True
+
+
+def _refine(out: Tensor, problem: Problem, factor: Factor) -> tuple[Tensor, Tensor]:
+    rows, x, _, alpha, gain = problem.points()
+    step = solve_rows(factor, rows - sigma_times(x, alpha, gain, out.mT).mT)
+    return out + step, relative_size(step, out)
+
+
+def _factored_again(problem: Problem, method: str) -> Again:
+    rows, x, _, alpha, gain = problem.points()
+    factor = factored(method, x, alpha, gain, wants_inverse(x.shape[-1], rows.shape[1]))
+    out, size = _refine(solve_rows(factor, rows), problem, factor)
+    return Again(out, factor.ratio, size, size)
+
+
+def _climb(problem: Problem, out: Tensor, report: Report, known: Tensor | None) -> tuple[Tensor, Report]:
+    """Redo the elements whose ratio is too large in float64, by Cholesky or by SVD (as `known` says, where it does)."""
+    out, report = out.contiguous().clone(), Report(*(x.clone() for x in report))
+    todo = ((report.route == PRIMAL) & ~(report.condition < EASY[out.dtype])).nonzero()[:, 0]
+    todo = ladder.set_non_finite(problem, out, report, todo)
+    for route in ladder.routes_beyond(out):
+        if known is None:
+            todo = ladder.redo(problem, out, report, todo, route, _factored_again)
+        else:
+            ladder.redo(problem, out, report, (known == route).nonzero()[:, 0], route, _factored_again, judged=False)
+    return out, report
 
 
 def _pull(grads: Sequence[Tensor], saved: Saved, needs: Sequence[bool]) -> tuple[Tensor | None, ...]:
     """Of any order: made of transforms."""
-    (grad,), problem, (out, matrix, packed) = grads, _problem(saved.tensors), saved.outputs
-    plain = served_all(packed) if saved.seen is None else saved.seen
+    (grad,), (out, matrix, packed), problem = grads, saved.outputs, Problem.of_points(*saved.tensors[:5])
+    plain = ladder.served_all(packed) if saved.seen is None else saved.seen
     factor, (solver, inverse) = Factored(matrix, packed, plain), saved.options[:2]
     if not any(needs[1:]):
         return _again(grad, problem, solver, inverse, factor)[0], *[None] * 6
     y, key, weight, alpha, gain = _pulled(grad, problem, out, factor, solver, inverse)
     if needs[3] and eager():
-        assert alpha is not None
-        assert y is not None
         alpha = _sure_alpha(alpha, grad, y, out, problem)
     return y, key, weight, alpha, gain, None, None
 
 
 def _pulled(
     grad: Tensor, problem: Problem, out: Tensor, factor: Factored, solver: str, inverse: bool
-) -> tuple[Tensor | None, ...]:
+) -> tuple[Any, ...]:
     matrix, packed, plain = factor
     times = problem.query.shape[0] // max(problem.key.shape[0], 1)
-    if solver == "auto" and unobserved() and (plain or _in_kernels(packed)):
+    # the kernels' backward knows no route of the SVD, and no NaN
+    if (
+        solver == "auto"
+        and unobserved()
+        and (plain or bool((unpack(packed).route < PINV).all() & packed.isfinite().all()))
+    ):
         pulled = native.rows_backward(grad, out, problem.points(), matrix, None if plain else packed, inverse)
         if pulled is not None:
             return pulled[0], sum_neighbours(pulled[1], times), *pulled[2:]
@@ -155,11 +246,6 @@ def _sure_alpha(alpha: Tensor, grad: Tensor, y: Tensor, out: Tensor, problem: Pr
         sure = -torch.where(beyond <= least * reach, inside, (x * z).sum(-1)).sum(-1)
         correction = torch.zeros_like(alpha).index_copy_(0, index, sure.to(alpha.dtype) - alpha.detach()[index])
     return alpha + correction
-
-
-def _in_kernels(packed: Tensor) -> bool:
-    """Whether the kernels' backward knows the route of every element, and none is NaN."""
-    return bool(((packed[:, 0] < PINV) & torch.isfinite(packed[:, 1])).all())
 
 
 def _times_sigma(rows: Tensor, problem: Problem, key: Tensor) -> Tensor:
