@@ -147,7 +147,7 @@ def both(a: Tensor | None, b: Tensor | None) -> Tensor | None:
         return a & b
     if a.dtype == torch.bool:
         return torch.where(a, b, -torch.inf)
-    return torch.where(b, a, -torch.inf) if b.dtype == torch.bool else a + b
+    return torch.where(b, a, -torch.inf) if b.dtype == torch.bool else a.to(b.dtype) + b
 
 
 def _above_zero(mask: Tensor) -> Tensor:
