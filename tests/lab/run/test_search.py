@@ -12,7 +12,7 @@ from intention.lab.experiments.sequences import GATED, RATES
 from intention.lab.report.search import read_search, searches
 from intention.lab.run import search
 
-SEARCHED = ("sine", "pixels", "policy", "kabsch")
+SEARCHED = ("sine", "pixels", "policy", "kabsch", "tables")
 SEQUENCES = ("text", "recall")  # gated layers
 # where the best rate of the search is not kept for longer training: READING says why
 SECOND_BEST = {

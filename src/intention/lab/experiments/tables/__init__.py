@@ -76,8 +76,8 @@ class Config:
     draws: int = 200  # of each table and number of rows
     rows: tuple[int, ...] = (20, 50, 100, 200)  # of diabetes, as context
     few_rows: int = 15  # of linnerud
-    intention: Net = Net((216, 216, 96), learning_rate=1e-3)
-    attention: Net = Net((128, 128, 64), (64, 1), learning_rate=1e-3, heads=2)
+    intention: Net = Net((216, 216, 96), learning_rate=1e-3)  # both searched
+    attention: Net = Net((128, 128, 64), (64, 1), learning_rate=3e-3, heads=2)
 
     def __post_init__(self) -> None:
         unknown = set(self.models) - set(MODELS)
