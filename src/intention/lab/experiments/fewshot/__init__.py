@@ -129,7 +129,8 @@ PRESETS = {"quick": QUICK, "standard": STANDARD, "paper": PAPER}
 
 def jobs(config: Config) -> Iterable[Job]:
     config = replace(config, data=data.choose(config.data, "miniimagenet"))
-    seeds = {model: config.maml_seeds if model == "maml" else config.seeds for model in config.models}
+    few = ("maml", "maml_tuned")  # second order
+    seeds = {model: config.maml_seeds if model in few else config.seeds for model in config.models}
     return [
         Job("fewshot", config, model, seed, {"data": config.data})
         for seed in range(max(config.seeds, config.maml_seeds))
