@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["plot"]
 
-STYLES = {"ridge_loo": "--", "nearest_rows": ":", "zero": (0, (1, 4))}
+STYLES = {"ridge_loo": ("--", "s"), "nearest_rows": (":", "^"), "zero": ((0, (1, 4)), "x")}  # of line and mark
 
 
 def plot(rows: Sequence[Row]) -> list[Plot]:
@@ -46,9 +46,10 @@ def draw(rows: Sequence[Row]) -> Figure:
         counts = [count for table, count in found if table == name]
         for model in (*MODELS, *STYLES):
             ends = [estimate_log(list(found[name, count].get(model, {}).values())) for count in counts]
-            line = {"color": COLOURS.get(model, "black"), "linestyle": STYLES.get(model, "-"), "label": named(model)}
+            style, mark = STYLES.get(model, ("-", "o"))
+            line = {"color": COLOURS.get(model, "black"), "linestyle": style, "marker": mark, "label": named(model)}
             off = [[one.mean - one.low for one in ends], [one.high - one.mean for one in ends]]
-            axis.errorbar(counts, [one.mean for one in ends], off, marker=".", capsize=2, **line)
+            axis.errorbar(counts, [one.mean for one in ends], off, markersize=4, capsize=2, **line)
         axis.set(title=name, xlabel="rows seen", xscale="log", xticks=counts, xticklabels=counts)
         axis.minorticks_off()
     axes[0][0].set_ylabel("error")
