@@ -25,6 +25,7 @@ from intention.lab.experiments.base import Job, Measure
 from intention.lab.experiments.fewshot import training as fewshot_runs
 from intention.lab.experiments.fewshot.config import FROM_SCRATCH, MODELS, Classifier, MamlNet, Tuned
 from intention.lab.experiments.fewshot.model import (
+    ImageMaml,
     mix,
 )
 from intention.lab.experiments.fewshot.task import Pool, Prefetch, Shots, varied
@@ -213,6 +214,32 @@ def test_heads_begin_with_one_encoder(model: str, noise: None, encoder: str) -> 
     start = load_encoder(encoder.format(seed=0)).state_dict()
     for name, weight in ours.named_parameters():
         assert torch.equal(weight, start[name]), name
+
+
+@pytest.mark.parametrize("model", TUNED)
+def test_mirror_images_are_asked_about_as_well(model: str, noise: None, encoder: str) -> None:
+    """Then a task of mirror images is the same task."""
+    small = {"start": encoder} | ({} if model == "maml_tuned" else {"latent": 6, "tasks": 3})
+    small |= {"decode": (5,)} if "attention" in model else {}
+    shots = pictures(28, 1).sample(2, torch.Generator().manual_seed(0), way=3, shot=2, queries=2)
+    turned = shots._replace(x=shots.x.flip(3))
+    for mirrored in (True, False):
+        net = replace(getattr(TINY, model), **small, mirrored=mirrored)
+        config = replace(TINY, way=3, precision="float32", **{model: net})
+        torch.manual_seed(0)
+        built: Any = fewshot_runs.build(config, model, pictures(28, 1), seed=0)
+        with torch.no_grad():
+            assert (difference(built.eval(), shots, turned) < 1e-4) == mirrored
+            assert difference(built.train(), shots, turned) > 1e-3
+
+
+def difference(model: Any, one: Shots, other: Shots) -> float:
+    """Of the scores of MAML, of the features of others: in units of their spread over images."""
+    first, second = (
+        model.scores(shots) if isinstance(model, ImageMaml) else model.encode(shots.x.flatten(0, 1))
+        for shots in (one, other)
+    )
+    return float((first - second).norm() / (first - first.mean(0)).norm())
 
 
 def test_a_frozen_encoder_encodes_once(noise: None, encoder: str) -> None:

@@ -129,6 +129,7 @@ class Tuned(Classifier):
     shift: int = 3  # images are mirrored and shifted by up to so many pixels; -1: neither
     frozen: bool = False  # images are encoded once, features are centred and of one length; e_H and the head learn
     alpha: float = added(0.0)  # at the start; 0: that of all
+    mirrored: bool = added(False)  # when asked, an image is the mean of its features and those of its mirror image
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -165,6 +166,7 @@ class TunedMaml(MamlNet):
 
     start: str = "conv4-{seed}"
     steps: int = 2000
+    mirrored: bool = added(False)  # when asked, scores are the mean of those for a task and for its mirror images
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -44,7 +44,12 @@ class FewShot(nn.Module):
         encoder: None where the data are features.
         latent: size of e_H, a linear layer; 0 is none.
         by_distance: the head's answers depend on distances of embedded points only, so e_H may be `Folded`.
+
+    Attributes:
+        mirrored: in eval mode, an image is the mean of its features and those of its mirror image.
     """
+
+    mirrored = False
 
     def __init__(
         self, encoder: Encoder | None, d: int, latent: int, head: nn.Module, loss: str, by_distance: bool = False
@@ -55,7 +60,12 @@ class FewShot(nn.Module):
 
     def encode(self, x: Tensor) -> Tensor:
         """Features (n, d) of images (n, h, w, c), or of features themselves."""
-        return x if self.encoder is None else self.encoder(normalise(x))
+        if self.encoder is None:
+            return x
+        found = self.encoder(normalise(x))
+        if self.mirrored and not self.training:
+            found = (found + self.encoder(normalise(x.flip(2)))) / 2
+        return found
 
     def answer(self, features: Tensor, value: Tensor) -> Tensor:
         """Scores of the queries; features (B, N + M, d)."""
@@ -167,7 +177,12 @@ class ImageMaml(Maml):
     """MAML: encoder and linear layer take gradient steps on the examples of each task.
 
     Batch norm has the statistics of the batch always, of the examples and of the queries of one task.
+
+    Attributes:
+        mirrored: in eval mode, scores are the mean of those for a task and for its mirror images.
     """
+
+    mirrored = False
 
     def __init__(self, encoder: Encoder | None, d: int, way: int, steps: int, rate: float, second_order: bool) -> None:
         layers: list[nn.Module] = [nn.Linear(d, way)]
@@ -175,9 +190,12 @@ class ImageMaml(Maml):
         self.images = encoder is not None
 
     def scores(self, shots: Shots) -> Tensor:
-        x = normalise(shots.x) if self.images else shots.x
-        n = shots.value.shape[1]
-        return Maml.forward(self, x[:, :n], shots.value.argmax(-1), x[:, n:])
+        n, labels = shots.value.shape[1], shots.value.argmax(-1)
+        if not self.images:
+            return Maml.forward(self, shots.x[:, :n], labels, shots.x[:, n:])
+        views = [shots.x, shots.x.flip(3)] if self.mirrored and not self.training else [shots.x]
+        asked = [normalise(x) for x in views]  # (B, N + M, h, w, c) of bytes
+        return torch.stack([Maml.forward(self, x[:, :n], labels, x[:, n:]) for x in asked]).mean(0)
 
     def forward(self, shots: Shots) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride] - a loss, here
         return score_loss(self.scores(shots), shots.labels, "cross-entropy")

@@ -120,7 +120,9 @@ def build(config: Config, model: str, pool: Pool, latent: int | None = None, see
     else:
         encoder, d = _encoder(config, pool.x, running, getattr(net, "round_up", False))
     if model.startswith("maml"):
-        return fewshot.ImageMaml(encoder, d, config.way, net.inner_steps, net.inner_rate, model == "maml")
+        maml = fewshot.ImageMaml(encoder, d, config.way, net.inner_steps, net.inner_rate, model == "maml")
+        maml.mirrored = getattr(net, "mirrored", False)
+        return maml
     latent = int(net.latent) if latent is None else latent
     if model == "protonet" and encoder is None:
         latent = latent or FEATURES
@@ -142,6 +144,7 @@ def build(config: Config, model: str, pool: Pool, latent: int | None = None, see
     tasks = getattr(net, "tasks", 0)
     kind = partial(fewshot.Mixed, tasks) if tasks else fewshot.FewShot
     built = kind(encoder, d, latent, found[model](), loss, model in BY_DISTANCE)
+    built.mirrored = getattr(net, "mirrored", False)
     if model == "attention" or (model == "sigma_intention" and net.heads > 1):
         fewshot.start_as_in_jax(built.embed, built.head)
     return built
