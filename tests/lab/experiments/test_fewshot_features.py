@@ -57,6 +57,18 @@ def test_every_head_runs_for_every_number_of_examples(features):
         dataclasses.replace(small, shots=(0,))
 
 
+def test_grey_images_without_features_are_encoded_by_the_encoder_of_the_package():
+    small = dataclasses.replace(
+        fewshot_features.PRESETS["quick"],
+        models=("intention_tuned",),
+        shots=(1,),
+        data="built-in",
+        evaluation_episodes=20,
+    )
+    rows = rows_of(fewshot_features, small)
+    assert [row.value for row in rows if row.metric == "accuracy"]
+
+
 def test_features_are_centred_on_those_of_training_and_of_one_length():
     x = torch.randn(40, 7) + 5
     pools = {name: Pool(x + shift, torch.arange(40) % 4) for name, shift in (("train", 0.0), ("test", 0.1))}

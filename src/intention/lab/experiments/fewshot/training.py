@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from intention import kernels
 from intention.fewshot import encoders, heads
 from intention.fewshot.files import load_encoder, save_encoder
+from intention.fewshot.images import with_channels
 from intention.lab import data
 from intention.lab.core.device import moved
 from intention.lab.core.device import of as device_of
@@ -52,9 +53,13 @@ def run(job: Job, place: Place, latent: int | None = None) -> Iterator[Measure]:
     config: Config = job.config
     pools = load(config)
     net = getattr(config, job.model)
+    shared = None
+    if hasattr(net, "start") and pools["train"].x.dim() > 2:
+        shared = shared_encoder(config, net.start, job.seed)
+        channels = shared.channels
+        pools = {name: Pool(with_channels(pool.x, channels), pool.y, pool.name) for name, pool in pools.items()}
     if getattr(net, "frozen", False):
-        images = pools["train"].x.dim() > 2
-        pools = encoded(pools, shared_encoder(config, net.start, job.seed) if images else None)
+        pools = encoded(pools, shared)
     torch.manual_seed(job.seed)
     model = build(config, job.model, pools["train"], latent, job.seed)
     yield judge(model, pools["test"], config, job.seed, BEFORE)

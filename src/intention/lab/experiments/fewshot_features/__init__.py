@@ -89,7 +89,13 @@ QUICK = replace(
     evaluation_episodes=100,
     validation_episodes=50,
     **{
-        name: replace(getattr(STANDARD, name), steps=30, latent=32, decode=(32,) * bool(getattr(STANDARD, name).decode))
+        name: replace(
+            getattr(STANDARD, name),
+            start="conv4",  # which comes with the package
+            steps=30,
+            latent=32,
+            decode=(32,) * bool(getattr(STANDARD, name).decode),
+        )
         for name in HEADS
     },
 )
