@@ -1,7 +1,7 @@
 // softmax(Q Sigma^-1 K') V for a batch, Sigma = c K'K + alpha I.
 #include "kernels.h"
 #include "scores.h"
-#include "wide.h"
+#include "in_double.h"
 
 namespace INTENTION_ARCH {
 

@@ -6,7 +6,7 @@
 // Scores are made again, block by block, from what the forward kept of them: the largest, and 1 / the sum.
 #include "kernels.h"
 #include "scores.h"
-#include "wide.h"
+#include "in_double.h"
 
 namespace INTENTION_ARCH {
 

@@ -1,7 +1,7 @@
 // X = rows (c K'WK + alpha I)^-1 for a batch, and its first-order gradients. `query` holds the rows; there are no values.
 #include "kernels.h"
 #include "scores.h"
-#include "wide.h"
+#include "in_double.h"
 
 namespace INTENTION_ARCH {
 
