@@ -43,6 +43,7 @@ html_static_path = ["_static"]
 html_css_files = ["pages.css"]
 html_extra_path = ["llms.txt"]
 html_show_sourcelink = False
+html_show_copyright = False
 html_copy_source = False
 html_theme_options = {"top_of_page_buttons": []}
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
