@@ -9,7 +9,7 @@ from typing import Any
 
 from intention.lab.core.results import Row
 from intention.lab.core.train import Plan
-from intention.lab.experiments.base import OUR_LINE, require
+from intention.lab.experiments.base import OUR_LINE, added, require
 
 __all__ = [
     "FIXED",
@@ -46,9 +46,11 @@ class Gated:
     """What a model of gated layers has of its own."""
 
     learning_rate: float = 1e-2
+    weight_decay: float = added(0.0)
 
     def __post_init__(self) -> None:
         require(0 < self.learning_rate < math.inf, f"learning_rate must be > 0 and finite, got {self.learning_rate}")
+        require(0 <= self.weight_decay < math.inf, f"weight_decay must be >= 0 and finite, got {self.weight_decay}")
 
 
 def check(config: Any, models: Sequence[str], **least: int) -> None:
@@ -67,12 +69,13 @@ def check_heads(width: int, heads: int) -> None:
     require(fits, f"the width must be a multiple of the number of heads, got {width} and {heads} heads")
 
 
-def plan(config: Any, rate: float | None = None) -> Plan:
+def plan(config: Any, rate: float | None = None, weight_decay: float = 0.0) -> Plan:
     """The learning rate rises over the first twentieth and falls along a cosine."""
     chosen = config.learning_rate if rate is None else rate
     every = max(1, config.steps // config.evaluations)
     warmup = config.steps // 20
-    return Plan(config.steps, config.batch, chosen, warmup=warmup, clip=config.clip, evaluate_every=every)
+    options = {"clip": config.clip, "evaluate_every": every, "weight_decay": weight_decay}
+    return Plan(config.steps, config.batch, chosen, warmup=warmup, **options)
 
 
 def about(row: Row, name: str) -> Any:
