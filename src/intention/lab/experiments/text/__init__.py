@@ -61,9 +61,10 @@ READING = """
 - All models get the same pieces and the same number of steps. Plain models share one learning rate (`learning_rate`):
   that of `quick` is the best for attention of 0.001, 0.003 and 0.01 (seed 0); that of `standard` was not searched. The
   rates of gated models were searched for each on one grid, 0.001, 0.003, 0.01 and 0.03, with a third of the steps of
-  `standard`, a seed that is not published and no weight decay: 0.01 is the best for all six. Their weight decay is 0.1: of 0,
-  0.1 and 0.3, tried with all steps and that seed, the best for Intention (2.696, 2.675 and 2.684 bits) and for the
-  gated delta rule (2.680, 2.631 and 2.668), which gains more; without it, over five seeds, they had 2.695 and 2.678.
+  `standard`, a seed that is not published and no weight decay: 0.01 is the best for all six. Their weight decay is
+  0.1: of 0, 0.1 and 0.3, tried with all steps and that seed, the best for Intention (2.696, 2.675 and 2.684 bits) and
+  for the gated delta rule (2.680, 2.631 and 2.668), which gains more; without it they had 2.695 and 2.678 over five
+  seeds.
 - The parts of the gated layer are changed one at a time, with a third of the training (`ablation_steps`).
 - With this little training the order of the models is that of the first minutes, not of the end.
 - "Counted pairs of characters" is no network: how often a character followed the one before it, one added to each.
