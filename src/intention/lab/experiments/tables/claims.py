@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from intention.lab.core.results import Row, estimate_log, select
@@ -76,7 +77,8 @@ def _against(rows: Sequence[Row], other: str, text: str, bound: float) -> Claim:
 def finding(rows: Sequence[Row]) -> str:
     found = by_model(cases(rows).get(SHOWN, []))
     means = {model: estimate_log(list(own.values())).mean for model, own in found.items()}
-    parts = [f"{named(model)} {means[model]:.3g}" for model in sorted(means, key=lambda model: means[model])]
+    known = [model for model in means if math.isfinite(means[model])]
+    parts = [f"{named(model)} {means[model]:.3g}" for model in sorted(known, key=lambda model: means[model])]
     if not parts:
         return ""
     name, count = SHOWN
