@@ -245,9 +245,21 @@ def difference(model: Any, one: Shots, other: Shots) -> float:
 def test_a_frozen_encoder_encodes_once(noise: None, encoder: str) -> None:
     net = replace(TINY.intention_tuned, start=encoder, steps=2, tasks=3, latent=6, frozen=True)
     config = replace(TINY, intention_tuned=net)
+    known = [(name, pool.x, pool.y) for name, pool in fewshot_runs.load(config).items()]
     pools = fewshot_runs.encoded(fewshot_runs.load(config), fewshot_runs.shared_encoder(config, encoder, 0))
     assert pools["val"].x.shape == (40, 16)
     assert torch.allclose(pools["val"].x.norm(dim=-1), torch.full((40,), 4.0))
+    for mirrored in (True, False):  # of what is asked; what is learnt from stays as it is
+        plain, turned = (
+            fewshot_runs.encoded(
+                {name: Pool(x.flip(2) if flipped and name != "train" else x, y) for name, x, y in known},
+                fewshot_runs.shared_encoder(config, encoder, 0),
+                mirrored,
+            )
+            for flipped in (False, True)
+        )
+        assert torch.allclose(plain["val"].x, turned["val"].x, atol=1e-3) == mirrored
+        assert torch.equal(plain["train"].x, pools["train"].x)
     model: Any = fewshot_runs.build(config, "intention_tuned", pools["train"])
     assert model.encoder is None
     assert "accuracy on all unseen classes" in [one.metric for one in go(config, "intention_tuned")]

@@ -6,11 +6,11 @@ import pytest
 
 from intention.lab.core.place import Place
 from intention.lab.experiments import NAMES, OURS, in_context, recall, text
-from intention.lab.experiments.base import PRESETS
+from intention.lab.experiments.base import PRESETS, Job
 from intention.lab.experiments.in_context import model as models
 from intention.lab.experiments.in_context.claims import DRIFT
 from intention.lab.experiments.recall.claims import MIXED
-from intention.lab.experiments.sequences import FIXED, GATED, MIXERS
+from intention.lab.experiments.sequences import FIXED, GATED, MIXERS, Gated
 from lab.made import rows_of, verdicts
 
 REGRESSION = dataclasses.replace(
@@ -61,6 +61,17 @@ TEXT = dataclasses.replace(
 def rows(written):
     configs = {in_context: REGRESSION, recall: RECALL, text: dataclasses.replace(TEXT, text=written)}
     return {experiment.TITLE: rows_of(experiment, config) for experiment, config in configs.items()}
+
+
+@pytest.mark.parametrize("experiment", [in_context, recall, text])
+def test_every_gated_model_has_its_own_rate_and_weight_decay(experiment):
+    for name in GATED:
+        own = dataclasses.replace(getattr(experiment.PRESETS["quick"], name), learning_rate=2e-3, weight_decay=0.3)
+        config = dataclasses.replace(experiment.PRESETS["quick"], **{name: own})
+        planned = experiment._plan(Job(experiment.__name__.split(".")[-1], config, name, 0))
+        assert (planned.learning_rate, planned.weight_decay) == (2e-3, 0.3)
+    with pytest.raises(ValueError, match="weight_decay must be >= 0 and finite, got -1"):
+        Gated(weight_decay=-1.0)
 
 
 def test_the_experiments_that_are_ours_stand_last():

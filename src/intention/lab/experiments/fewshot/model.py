@@ -27,6 +27,7 @@ __all__ = [
     "Mixed",
     "Pretrained",
     "attention",
+    "features_of",
     "mix",
     "score_loss",
     "start_as_in_jax",
@@ -35,6 +36,12 @@ __all__ = [
 LOSSES = ("mse", "cross-entropy")
 FOLDED = 512  # widest input for which a factor of W'W is cheaper than W
 SHARPNESS = 5.0  # where scores of the size of labels are read as logits: what they are multiplied by at the start
+
+
+def features_of(encoder: Encoder, x: Tensor, mirrored: bool = False) -> Tensor:
+    """Features (n, d) of images (n, h, w, c); mirrored: the mean of these and those of the mirror images."""
+    found = encoder(normalise(x))
+    return (found + encoder(normalise(x.flip(2)))) / 2 if mirrored else found
 
 
 class FewShot(nn.Module):
@@ -60,12 +67,7 @@ class FewShot(nn.Module):
 
     def encode(self, x: Tensor) -> Tensor:
         """Features (n, d) of images (n, h, w, c), or of features themselves."""
-        if self.encoder is None:
-            return x
-        found = self.encoder(normalise(x))
-        if self.mirrored and not self.training:
-            found = (found + self.encoder(normalise(x.flip(2)))) / 2
-        return found
+        return x if self.encoder is None else features_of(self.encoder, x, self.mirrored and not self.training)
 
     def answer(self, features: Tensor, value: Tensor) -> Tensor:
         """Scores of the queries; features (B, N + M, d)."""

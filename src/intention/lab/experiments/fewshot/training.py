@@ -59,7 +59,7 @@ def run(job: Job, place: Place, latent: int | None = None) -> Iterator[Measure]:
         channels = shared.channels
         pools = {name: Pool(with_channels(pool.x, channels), pool.y, pool.name) for name, pool in pools.items()}
     if getattr(net, "frozen", False):
-        pools = encoded(pools, shared)
+        pools = encoded(pools, shared, net.mirrored)
     torch.manual_seed(job.seed)
     model = build(config, job.model, pools["train"], latent, job.seed)
     yield judge(model, pools["test"], config, job.seed, BEFORE)
@@ -173,13 +173,18 @@ def shared_encoder(config: Config, start: str, seed: int, running: bool = True) 
 
 
 @torch.no_grad()
-def encoded(pools: Mapping[str, Pool], encoder: encoders.Encoder | None) -> dict[str, Pool]:
-    """The same pools of features: centred on those of training, each of length sqrt(d). None: they are features."""
+def encoded(pools: Mapping[str, Pool], encoder: encoders.Encoder | None, mirrored: bool = False) -> dict[str, Pool]:
+    """The same pools of features: centred on those of training, each of length sqrt(d).
+
+    encoder: None where they are features.
+    mirrored: of validation and test images the mean with their mirror images is taken.
+    """
     found = {name: pool.x for name, pool in pools.items()}
     if encoder is not None:
         encoder.eval()
         found = {
-            name: torch.cat([encoder(encoders.normalise(x)) for x in all.split(500)]) for name, all in found.items()
+            name: torch.cat([fewshot.features_of(encoder, x, mirrored and name != "train") for x in all.split(500)])
+            for name, all in found.items()
         }
     mean = found["train"].mean(0)
     size = found["train"].shape[1] ** 0.5
@@ -187,10 +192,6 @@ def encoded(pools: Mapping[str, Pool], encoder: encoders.Encoder | None) -> dict
         name: Pool(size * nn.functional.normalize(x - mean, dim=-1), pools[name].y, pools[name].name)
         for name, x in found.items()
     }
-
-
-def _features(encoder: encoders.Encoder, images: Tensor) -> Tensor:
-    return torch.cat([encoder(encoders.normalise(x)) for x in images.split(500)])
 
 
 def _sigma_head(alpha: float, way: int, net: Any, latent: int) -> nn.Module:

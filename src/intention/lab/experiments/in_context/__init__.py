@@ -190,7 +190,8 @@ def _built(job: Job, dims: int) -> nn.Module:
 def _plan(job: Job) -> Plan:
     config: Config = job.config
     if job.model in GATED:
-        return plan(config, getattr(config, job.model).learning_rate)
+        own: Gated = getattr(config, job.model)
+        return plan(config, own.learning_rate, own.weight_decay)
     return plan(config, config.layer_rate if job.model == "intention" else config.learning_rate)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from intention.lab.core.device import moved, of
 from intention.lab.core.results import Json
-from intention.lab.core.train import train
+from intention.lab.core.train import Plan, train
 from intention.lab.experiments.base import Job, Measure, Place, chooses, require
 from intention.lab.experiments.recall.claims import MIXED, claims, finding
 from intention.lab.experiments.recall.claims import OURS as OWN
@@ -198,6 +198,12 @@ def jobs(config: Config) -> Iterable[Job]:
     return [Job("recall", config, name, seed, at) for seed in range(most) for name, at, seeds in asked if seed < seeds]
 
 
+def _plan(job: Job) -> Plan:
+    config: Config = job.config
+    own = getattr(config, job.model) if job.model in GATED else Gated(getattr(config.rates, job.model))
+    return plan(config, own.learning_rate, own.weight_decay)
+
+
 def run(job: Job, place: Place) -> Iterator[Measure]:
     config: Config = job.config.of(job.at)
     generator = torch.Generator().manual_seed(1_000_000 + job.seed)
@@ -208,15 +214,13 @@ def run(job: Job, place: Place) -> Iterator[Measure]:
         return {"accuracy": sum(float(_right(model, drawn).mean()) for drawn in held_out.values()) / len(held_out)}
 
     gated = job.model in GATED
-    own = getattr(config, job.model) if gated else Gated(getattr(config.rates, job.model))
-    planned = plan(config, own.learning_rate, own.weight_decay)
     data = {**job.at, "parameters": sum(weight.numel() for weight in model.parameters())} if gated else dict(job.at)
     if job.model in FIXED:
         data["state"] = state_size(model)
     mixed = "most" in job.at
     metric = MIXED if mixed else "accuracy"
     asked = None if mixed else measured  # along the way no figure shows mixed lengths
-    for entry in train(model, config.sample, loss, planned, seed=job.seed, place=place, evaluate=asked):
+    for entry in train(model, config.sample, loss, _plan(job), seed=job.seed, place=place, evaluate=asked):
         yield Measure("accuracy during training", entry["accuracy"], entry["step"], data=data)
     found = {number: _right(model, drawn) for number, drawn in held_out.items()}
     for number, right in found.items():
